@@ -89,7 +89,9 @@ class RunVersion:
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
         from transformers import AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         with tempfile.TemporaryDirectory(prefix="rftstream-version-") as place:
             folder = self.save(Path(place) / "model")
             model = model_class(folder).from_pretrained(folder, dtype="auto").eval()

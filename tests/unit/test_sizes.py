@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_400,
-    "queries": 14_200,
+    "queries": 14_250,
     "replay": 800,
     "rewards": 8_400,
     "roles": 10_500,

@@ -160,7 +160,7 @@ def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Prob
         more = ", ..." if len(failed) > MAX_NAMED else ""
         yield (
             f"{place}.reward: the problem's own solution does not pass in {len(failed):,} of {len(ran):,} problems "
-            f"tried; the first is problem {first}: {why}{f' (then {others}{more})' if others else ''}; are its tests, "
+            f"tried; the first is problem {first}: {why}{f'; then {others}{more}' if others else ''}; are its tests, "
             "its language and the limits as they should be?"
         )
 

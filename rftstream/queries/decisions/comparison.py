@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from textwrap import shorten
 
 import numpy as np
 
@@ -29,7 +30,7 @@ NOT_SCORED_ON_PURPOSE = {"skipped"}
 class Moved(Report):
     """A rollout whose reward changed. `compare` makes it."""
 
-    JSON = "rollout_id old new completion"
+    JSON = "rollout_id old new completion answer"
 
     distance: float
     rollout_id: str
@@ -38,6 +39,8 @@ class Moved(Report):
     completion: str = field(compare=False)
     said: str = field(compare=False)
     """The completion with its special tokens, cut to a line."""
+    answer: str | None = field(default=None, compare=False)
+    """The problem's own answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,9 @@ class Comparison(Report):
     mean_new: float | None
     quantiles: dict[str, float]
     """Quantiles of new minus old reward."""
+    parts_old: dict[str, float]
+    """Part of the reward -> its mean over the rollouts that the old run could score, without weights."""
+    parts_new: dict[str, float]
     unscorable_old: dict[str, int]
     unscorable_new: dict[str, int]
     """Reason -> rollouts without a new reward. Skipped rollouts have nothing to score and are left out."""
@@ -80,8 +86,10 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
     """Compare the verdicts of two runs. `verified` of both is read once; memory grows by about 100 bytes for each
     rollout."""
     before: dict[str, float | str] = {}
+    parts_old, parts_new = _Parts(), _Parts()
     for verified in _verified(old):
         before[verified.ids.rollout_id] = _judged(verified)
+        parts_old.add(verified)
     pairs: list[tuple[float, float]] = []
     unscorable_old, unscorable_new = Counter[str](), Counter[str]()
     became_scorable = became_unscorable = num_rollouts = 0
@@ -89,6 +97,7 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
     for verified in _verified(new):
         now, then = _judged(verified), before.get(verified.ids.rollout_id, "pending")
         num_rollouts += 1
+        parts_new.add(verified)
         if isinstance(now, str) and now not in NOT_SCORED_ON_PURPOSE:
             unscorable_new[now] += 1
             became_unscorable += isinstance(then, float)
@@ -101,7 +110,8 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
                 rollout = verified.rollout
                 said = [turn.content for turn in rollout.turns if turn.role == "assistant"]
                 line = reader.said(rollout.turns, rollout.segments, SHOWN_CHARACTERS) or ""
-                one = Moved(abs(now - then), verified.ids.rollout_id, then, now, said[-1] if said else "", line)
+                text, answer = said[-1] if said else "", rollout.problem.answer if rollout.problem else None
+                one = Moved(abs(now - then), verified.ids.rollout_id, then, now, text, line, answer)
                 (heapq.heappush if len(moved) < NUM_MOVED else heapq.heappushpop)(moved, one)
     old_N, new_N = np.asarray(pairs, np.float64).reshape(-1, 2).T
     shift_N = new_N - old_N
@@ -114,12 +124,30 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
         mean_old=float(old_N.mean()) if len(old_N) else None,
         mean_new=float(new_N.mean()) if len(old_N) else None,
         quantiles={f"{q:g}": float(np.quantile(shift_N, q)) for q in QUANTILES} if len(old_N) else {},
+        parts_old=parts_old.means(),
+        parts_new=parts_new.means(),
         unscorable_old=dict(unscorable_old),
         unscorable_new=dict(unscorable_new),
         became_scorable=became_scorable,
         became_unscorable=became_unscorable,
         moved=tuple(sorted(moved, reverse=True)),
     )
+
+
+class _Parts:
+    """Adds up the parts of rewards."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts = Counter[str]()
+
+    def add(self, verified: VerifiedRollout) -> None:
+        for name, value in () if verified.verdict is None else verified.verdict.parts.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] += 1
+
+    def means(self) -> dict[str, float]:
+        return {name: value / self._counts[name] for name, value in self._sums.items()}
 
 
 def _verified(transport: Transport) -> Iterator[VerifiedRollout]:
@@ -132,11 +160,19 @@ def _judged(verified: VerifiedRollout) -> float | str:
     return verified.verdict.reward if verified.verdict is not None else str(verified.reason)
 
 
+def _part_rows(one: Comparison) -> Iterator[tuple[str, ...]]:
+    old, new = one.parts_old, one.parts_new
+    for name in {**old, **new} if max(len(old), len(new)) > 1 else ():
+        shift = new[name] - old[name] if name in old and name in new else None
+        yield f"  {name}", number(old.get(name)), number(new.get(name)), number(shift)
+
+
 def _text(one: Comparison) -> list[str]:
     agreement = "-" if one.agreement is None else f"{one.agreement:.1%}"
     rows = [
         ("", "old", "new", "shift"),
         ("mean reward", number(one.mean_old), number(one.mean_new), number(one.mean_shift)),
+        *_part_rows(one),
         ("no reward", *(f"{sum(some.values()):,}" for some in (one.unscorable_old, one.unscorable_new)), ""),
         *(
             (f"  {reason}", number(one.unscorable_old.get(reason, 0)), number(one.unscorable_new.get(reason, 0)), "")
@@ -155,7 +191,10 @@ def _text(one: Comparison) -> list[str]:
         shares = [("new - old", *heads), ("", *map(number, one.quantiles.values()))]
         lines += ["", *columns(shares)]
     if one.moved:
-        table = [("moved most", "old", "new", "said")]
-        table += [(m.rollout_id, number(m.old), number(m.new), m.said) for m in one.moved]
+        answers = [shorten(moved.answer or "-", SHOWN_CHARACTERS, placeholder="...") for moved in one.moved]
+        table = [("moved most", "old", "new", "answer", "said")]
+        table += [
+            (m.rollout_id, number(m.old), number(m.new), a, m.said) for a, m in zip(answers, one.moved, strict=True)
+        ]
         lines += ["", *columns(table)]
     return lines

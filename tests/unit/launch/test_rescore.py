@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rftstream.launch.sessions.replay_pipeline import PipelinePlan
 from rftstream.launch.sessions.rescore import say_other_problems, say_same
+from rftstream.queries.decisions.comparison import compare
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.runs.manifest import make_manifest
 from rftstream.transport.embedded.transport import EmbeddedTransport
@@ -55,3 +56,25 @@ def test_a_plan_without_what_another_scorer_judged_names_the_algorithm_for_what_
     for unscored, algorithm, is_advised in ((8, "grpo", True), (8, "topr", False), (0, "grpo", False)):
         plan = PipelinePlan(run="/a", run_dir="/b", operators=(), changed=(), unscored=unscored, algorithm=algorithm)
         assert ("better with --algorithm topr" in plan.to_text()) == is_advised
+
+
+def test_a_comparison_tells_parts_apart_and_shows_what_was_right(tmp_path: Path) -> None:
+    config, logs = small_run(transport={"partitions": 2}), list[EmbeddedTransport]()
+    for name, parts in (("old", {"same": 0.0, "form": 1.0}), ("new", {"same": 1.0, "form": 1.0})):
+        logs.append(EmbeddedTransport(tmp_path / name))
+        create_log(logs[-1], config)
+        log = SyntheticLog(logs[-1])
+        log.admit(0)
+        log.sample(0)
+        for one in map(verified, log.siblings(0)):
+            assert one.verdict is not None and one.rollout is not None and one.rollout.problem is not None
+            problem = replace(one.rollout.problem, answer="3.0")
+            verdict = replace(one.verdict, reward=sum(parts.values()), parts=parts)
+            log.put("verified", replace(one, verdict=verdict, rollout=replace(one.rollout, problem=problem)))
+    found = compare(*logs)
+    lines = [line.split() for line in found.to_text().splitlines()]
+    assert ["same", "0", "1", "1"] in lines and ["form", "1", "1", "0"] in lines
+    assert {moved.answer for moved in found.moved} == {"3.0"} and "answer" in found.moved[0].to_json()
+    assert any(line[1:4] == ["1", "2", "3.0"] for line in lines)
+    for transport in logs:
+        transport.close()

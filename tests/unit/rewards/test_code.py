@@ -269,6 +269,7 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
         {"tests": {"inputs": ["1"], "outputs": ["0.5"]}, "solutions": json.dumps(["print 1", "print(0.5)"])},
         {"tests": {"inputs": ["1"], "outputs": ["2"]}, "solution": "print(3)"},
         {"tests": {"inputs": ["1"], "outputs": ["2"]}},
+        {"tests": {"inputs": ["1"], "outputs": ["2"]}, "solution": "print(4)"},
         {"test_list": ["assert f(1) == 2"], "code": "def f(x): return 2"},
         {"prompt": "def f(x):\n", "test": "def check(c): assert c(1) == 2", "entry_point": "f",
          "canonical_solution": "    return 2\n"},
@@ -278,8 +279,8 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
     reward = build_reward("code", config)
     found = check_columns("tasksets.t", reward, SimpleNamespace(problem=problems.__getitem__), len(problems))  # type: ignore[arg-type]
     assert len(found) == 2
-    assert "the outputs of 1 of 5 problems hold decimals" in found[0]
-    assert "in 1 of 4 problems tried; the first is problem 1: reward 0 (failed_wrong); are" in found[1]
+    assert "the outputs of 1 of 6 problems hold decimals" in found[0]
+    assert "in 2 of 5 problems tried; the first is problem 1: reward 0 (failed_wrong); then 3; are" in found[1]
 
 
 @each(
