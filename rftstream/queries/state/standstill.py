@@ -76,6 +76,8 @@ class Movement:
     """Role -> its workers that answer, or whose heartbeats the log gets."""
     stuck: tuple[str, ...] = ()
     """Workers whose answer says that their loop is stuck."""
+    silent: tuple[str, ...] = ()
+    """Workers here that have a port and do not answer."""
     expected: Mapping[str, int]
     """Role -> number of workers that `run` starts."""
     published: Sequence[tuple[int, float]] = ()
@@ -180,6 +182,8 @@ def _who(movement: Movement, role: str) -> str:
     if role in movement.hosts:
         return f" on {movement.hosts[role]}, which is not asked from here"
     if movement.expected.get(role, 0):
+        if there := [name for name in movement.silent if name.startswith(f"{role}-")]:
+            return f", and {there[0]} does not answer: it hangs or is stopped; `run` starts another after `kill -9`"
         return f", and no {role} is alive"
     return f", and `run` starts none: `rftstream worker --role {role}` does"
 
@@ -255,6 +259,7 @@ def look_at_movement(
         waiting=waiting,
         alive=alive,
         stuck=tuple(worker.process for worker, health in answering if not health.get("ok", True)),
+        silent=tuple(worker.process for worker in workers if worker.port and worker.asked and worker.health is None),
         expected=expected_workers(config),
         published=[(step.name.version, max(step.recorded_at, began_at or 0.0)) for step in steps if step.announced],
         taken=max(versions, default=None),

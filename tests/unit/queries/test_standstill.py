@@ -60,6 +60,9 @@ def test_a_run_that_moves(moved_at: float | None) -> None:
      "no verifier is alive; no buffer is alive"),
     ({"waiting": {"tasks": 2}, "alive": without("trainer")},
      "2 tasks wait for an explorer (2 alive); no trainer is alive"),
+    ({"waiting": {"rollouts": 2}, "alive": without("verifier"), "silent": ("trainer-0", "verifier-0")},
+     "2 rollouts wait for a verifier, and verifier-0 does not answer: it hangs or is stopped; `run` starts another "
+     "after `kill -9`"),
     ({"waiting": {"tasks": 2}, "stuck": ("explorer-0",)},
      "2 tasks wait for an explorer (2 alive); explorer-0 is stuck"),
 ])  # fmt: skip
