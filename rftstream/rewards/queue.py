@@ -280,7 +280,9 @@ class ScoringQueue:
         self._held[reward].clear()
 
     def _give_up_at(self, pending: Pending) -> float:
-        return pending.held_at + HELD_SHARE * self._timeout_s
+        """Return when it is given up, if the probe has no result by then. While a service is away nobody is."""
+        begins_at = max(pending.held_at, self._probe_at.get(pending.reward, -math.inf))
+        return begins_at + HELD_SHARE * self._timeout_s
 
     def _give_up_held(self, reward: str) -> None:
         """Give up all requests that waited for the probe. The probe gave no result, and another one would not

@@ -89,6 +89,32 @@ def test_one_that_stays_away_is_given_up_and_never_zero(tmp_path: Path, monkeypa
     assert clock.now() - 100.0 == 1.0 + 3.0 + 9.0 + 27.0 + 60.0 + 6 * 0.5
 
 
+def test_what_comes_after_the_giving_up_waits_for_the_next_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(0.0)
+    module = ModuleType("asking_rewards")
+
+    def score(completion: str) -> float:
+        if clock.now() < 130.0:
+            raise ConnectionRefusedError
+        return 1.0
+
+    module.__dict__["score"] = score
+    monkeypatch.setitem(sys.modules, "asking_rewards", module)
+    scorer = InlineScorer(config_of("asking_rewards:score", tmp_path), clock=clock)
+    found: dict[str, ScoreReply] = {}
+    for number in range(NUM):
+        scorer.submit(request(str(number), str(number)))
+    while scorer.num_active:
+        found |= {reply.request_id: reply for reply in scorer.poll(4.0)}
+    assert clock.now() == 100.0 and not any(reply.score for reply in found.values())
+    for number in range(NUM, 2 * NUM):
+        scorer.submit(request(str(number), str(number)))
+    while scorer.num_active:
+        found |= {reply.request_id: reply for reply in scorer.poll(4.0)}
+    assert clock.now() < 200.0
+    assert all(found[str(number)].score for number in range(NUM, 2 * NUM))
+
+
 def test_an_answer_that_brings_the_service_down_ends_after_its_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
