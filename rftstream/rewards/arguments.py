@@ -33,6 +33,7 @@ class RewardArguments:
         self._convention = convention
         self._names = names
         self._options = options
+        self._answer = columns.get("answer", "answer")
         self._aliases = {theirs: ours for ours, theirs in columns.items() if ours in NAMED_EITHER_WAY}
 
     def for_one(self, item: RewardInput) -> dict[str, Any]:
@@ -64,17 +65,26 @@ class RewardArguments:
         return {**item.info, **{theirs: getattr(item, ours) for theirs, ours in self._aliases.items()}}
 
     def _trl_row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
-        """Return every column of the dataset, as TRL does. The answer and data_source also have our names."""
+        """Return every column of the dataset, as TRL does: an answer that is a number there is one. The answer and
+        data_source also have our names. A call that could not be read is no tool call, as there."""
         prompt = list(item.messages[: item.num_prompt_messages])
-        said = list(item.messages[item.num_prompt_messages :])
+        said = [_with_read_calls(one) for one in item.messages[item.num_prompt_messages :]]
+        answer = item.info.get(self._answer, item.answer)
         return {
-            "answer": item.answer,
             "data_source": item.data_source,
             **self._columns(item),
+            **dict.fromkeys(("answer", self._answer), answer),
             "prompts": prompt if conversational else item.prompt,
             "completions": said if conversational else item.completion,
             "completion_ids": item.completion_ids,
         }
+
+
+def _with_read_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the calls that could not be read."""
+    calls = [one for one in message.get("tool_calls", ()) if not isinstance(one["function"]["arguments"], str)]
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "tool_calls": calls} if calls else rest
 
 
 def find_convention(names: Collection[str]) -> Convention:

@@ -99,7 +99,8 @@ class FunctionReward:
             raise ConfigError(f"{where}: takes no {', '.join(sorted(unknown))}; it takes {', '.join(self._names)}")
         if self.convention == "TRL" and (lacking := (self.required & OF_TRL_ALONE) - set(options)):
             raise ConfigError(
-                f"{where}: needs {', '.join(sorted(lacking))}, which only TRL's trainer has; give it a default"
+                f"{where}: needs {', '.join(sorted(lacking))}, which only TRL's trainer has; give it a default, "
+                'or let the environment give the reward (reward = "environment")'
             )
 
     def __call__(self, item: RewardInput) -> Score:

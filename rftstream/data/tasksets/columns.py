@@ -162,7 +162,7 @@ class Columns:
             messages=messages,
             answer=self._answer(row, where),
             tools=self._tools(row, where),
-            info={name: plain(value, 1) for name, value in row.items() if self._goes_on(name)},
+            info={name: plain(value, 1) for name, value in row.items() if self._goes_on(name, value)},
             data_source=str(self._value(row, "data_source", where) or self._data_source),
         )
         for message in messages:
@@ -195,7 +195,10 @@ class Columns:
 
     # ------------------------------------------------------------------------------------------ fields
 
-    def _goes_on(self, name: str) -> bool:
+    def _goes_on(self, name: str, value: Any) -> bool:
+        """Return whether a column is part of `info`. An answer that is no text is: TRL's rewards get it as it is."""
+        if name == self._paths["answer"] and self._config.answer_after is None and self._config.keep is None:
+            return not isinstance(value, (str, type(None)))
         return name not in self._paths.values() and (self._config.keep is None or name in self._config.keep)
 
     def _value(self, row: Mapping[str, Any], ours: str, where: str) -> Any:

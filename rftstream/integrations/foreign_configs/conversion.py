@@ -7,6 +7,7 @@ that have no counterpart. `finish` lists settings that no rule has read, so that
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -34,6 +35,8 @@ TRACKERS = tuple(field.name for field in dataclasses.fields(TrackersSection))
 SCHEDULES = {name: name for name in ("constant", "linear", "cosine")}
 SCHEDULES |= {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}
 DTYPES = ("bfloat16", "float16", "float32")
+NUMBERS = ("max_steps", "save_steps", "eval_steps", "warmup_steps", "generation_batch_size", "steps_per_generation")
+"""Settings without a default that are numbers."""
 WIDTH = 120
 COMMENT_WIDTH = 80
 """Longest line of the run file with a comment at its end, which stays readable beside the config."""
@@ -115,6 +118,7 @@ class Conversion:
         self.algorithm = "grpo"
         self.taskset = "train"
         given = {name: value for name, value in given.items() if value is not None or name not in defaults}
+        given = {name: _as_there(value, defaults.get(name), name) for name, value in given.items()}
         self._given = {**defaults, **given}
         self._theirs = set(defaults) - set(given)
         self._seen: set[str] = set()
@@ -343,6 +347,15 @@ def section_name(text: str) -> str:
     parts = [re.sub(r"[^a-z0-9_]+", "-", PurePosixPath(word).stem).strip("-_") for word in words]
     telling = [part for part in parts if part and part not in ("train", "test", "val", "validation", "data", "hf")]
     return telling[-1][:40] if telling else "problems"
+
+
+def _as_there(value: Any, default: Any, name: str) -> Any:
+    """Return a number that is written as a text, where the other system has a number."""
+    if isinstance(value, str) and (isinstance(default, (int, float)) or name in NUMBERS):
+        with contextlib.suppress(ValueError):
+            number = float(value)
+            return int(number) if number.is_integer() and isinstance(default, (int, type(None))) else number
+    return value
 
 
 def _names_of(kind: Any) -> set[str]:

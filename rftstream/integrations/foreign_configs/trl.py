@@ -21,10 +21,11 @@ from rftstream.integrations.foreign_configs.conversion import (
     many,
     share,
 )
-from rftstream.integrations.foreign_configs.reading import Launch, lifted, merged, read_launch, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.reading import lifted, merged, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.trl_files import MORE_PROCESSES, launched_files, take_processes
 from rftstream.integrations.foreign_configs.trl_losses import put_correction, put_loss
-from rftstream.integrations.foreign_configs.trl_modules import Script
-from rftstream.integrations.foreign_configs.trl_script import UNREAD, ScriptReader
+from rftstream.integrations.foreign_configs.trl_modules import UNREAD, Script
+from rftstream.integrations.foreign_configs.trl_script import ScriptReader
 from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
 from rftstream.integrations.foreign_configs.trl_training import (
     evaluated_every,
@@ -45,7 +46,7 @@ REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math"}
 def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
     """Return the run file for a training script, a YAML config, or both together, or for the shell script that launches
     them."""
-    files, launched = _launched(files)
+    files, launched = launched_files(files, tuple(ALGORITHMS))
     unknown: dict[str, str] = {}
     if launched is not None:
         unknown = {name: str(one) for name, one in launched.settings.items() if "$" in str(one)}
@@ -66,6 +67,8 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     parsed = merged(given) | {name: flags[name] for name in flags if name not in script.arguments}
     settings = lifted({name: one for name, one in parsed.items() if name not in script.own_taken}, known)
     path = (scripts or files)[0]
+    count, unread = take_processes(settings, path.parent)
+    gpus = count if gpus is None else gpus
     kind = trainer or script.trainer or _kind(settings, path)
     if not scripts and kind in ("grpo", "rloo"):
         settings = with_evaluation(settings)
@@ -76,8 +79,10 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
     conversion = Conversion("TRL", settings, defaults, [*known, *script.own])
     conversion.algorithm = ALGORITHMS[kind]
-    processes = gpus if launched is None else launched.processes or gpus
+    processes = (launched.processes if launched is not None else None) or count or gpus
     rules = _TrlRules(conversion, kind, gpus, script, path, processes or 1)
+    if unread and not processes:
+        conversion.ask(f"{unread} {MORE_PROCESSES}")
     rules.apply()
     for name, place in script.unreadable.items():
         if name not in settings and name not in rules.asked:
@@ -88,17 +93,6 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         values = ", ".join(f"{name} = {value}" for name, value in script.environment.items())
         conversion.ask(f"the script's defaults of environment variables were taken: {values}")
     return conversion.finish(TABLES["decided"])
-
-
-def _launched(files: list[Path]) -> tuple[list[Path], Launch | None]:
-    """Return the files with those that a shell script among them launches in its place, and the launch."""
-    found = next((path for path in files if path.suffix in (".sh", ".bash", ".slurm", ".sbatch")), None)
-    if found is None:
-        return files, None
-    launched = read_launch(found, tuple(ALGORITHMS))
-    named = {path.name for path in files}
-    more = [path for path in launched.files if path.name not in named]
-    return [*(path for path in files if path != found), *more], launched
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:
@@ -308,6 +302,9 @@ class _TrlRules:
         """Write the rewards of a section, or a placeholder that `check` refuses."""
         c = self._c
         named, weights = many(c.get("reward_funcs") or []), c.get("reward_weights")
+        if weights is not None and len(weights) != len(named):
+            c.ask(f"reward_weights {weights}: {len(named)} rewards were read, so write each one's weight by hand")
+            weights = [*weights, *[1.0] * len(named)][: len(named)]
         rewards: list[dict[str, Any]] = []
         own: list[str] = []
         unread: list[str] = []
@@ -415,7 +412,8 @@ class _TrlRules:
                 c.put_placeholder(f"{taskset}.environment", place, name)
                 c.ask(
                     f"{name} {made}: write it as an environment (docs/extending.md, or as tools with a state), and put "
-                    f"its name in the place of {place!r}"
+                    f"its name in the place of {place!r}; a reward that reads `environments` is the environment's own "
+                    'then, of each turn: reward = "environment"'
                 )
 
     # ------------------------------------------------------------------------------------ SFT, DPO, reward

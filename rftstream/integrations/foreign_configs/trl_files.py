@@ -1,4 +1,5 @@
-"""Sources for files that a script of TRL names, as in `load_dataset("json", data_files=...)`, and slices of splits."""
+"""Files that a script of TRL names, as in `load_dataset("json", data_files=...)`, and slices of splits; and what
+launches it: a shell script, and accelerate's config, which says how many processes train."""
 
 from __future__ import annotations
 
@@ -9,11 +10,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rftstream.integrations.foreign_configs.conversion import many
+from rftstream.integrations.foreign_configs.reading import Launch, read_launch, read_yaml
 
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder", "videofolder")
 """Formats of files, which `load_dataset` takes in the place of a dataset's name."""
 FOLDERS = {"json": "hf", "csv": "hf", "parquet": "parquet"}
 """Format -> the source that reads a folder of such files."""
+MORE_PROCESSES = (
+    "says how many processes train, and is not read here: the batch is that of one; multiply feeder.groups_per_batch "
+    "(of demonstrations: experts.per_batch) by them, or name num_processes in the YAML or the launch script"
+)
 SPLIT = re.compile(r"([\w.-]+)(?:\[(\d*):(\d*)\])?")
 
 
@@ -60,14 +66,14 @@ def _reader(kind: str, name: str, beside: Path, *, experts: bool) -> str | None:
     return f"jsonl:{name}" if kind == "json" and not is_list else None
 
 
-def form_of_prompts(path: Path) -> type | None:
-    """Return what the prompt in the first row of a file of JSON lines is: a list of messages, or a str. None if it
-    cannot be read."""
+def form_of_prompts(path: Path, column: str) -> type | None:
+    """Return what the prompt, of this column, in the first row of a file of JSON lines is: a list of messages, or a
+    str. None if it cannot be read."""
     try:
         row = json.loads(_first_line(path))
     except (ValueError, RecursionError):
         return None
-    return type(row["prompt"]) if isinstance(row, dict) and "prompt" in row else None
+    return type(row[column]) if isinstance(row, dict) and column in row else None
 
 
 def count_rows(path: Path) -> int | None:
@@ -86,3 +92,29 @@ def _first_line(path: Path) -> str:
             return next((line.strip() for line in lines if line.strip()), "")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def take_processes(settings: dict[str, Any], folder: Path) -> tuple[int | None, str]:
+    """Take how many processes accelerate starts, by TRL's YAML or accelerate's config, out of the settings. Return it,
+    and the config that was not read."""
+    count, unread = settings.pop("num_processes", None), ""
+    for name in ("accelerate_config", "num_machines"):  # trl's own command takes them from its YAML, too
+        if name in settings:
+            settings[f"launcher.{name}"] = settings.pop(name)
+    for name in ("launcher.accelerate_config", "launcher.config_file"):
+        if count is None and (named := settings.get(name)) is not None:
+            file = next((one for one in (folder / str(named), Path(str(named))) if one.is_file()), None)
+            count = None if file is None else read_yaml(file).get("num_processes")
+            unread = "" if count is not None else f"{name[9:]} {named}"
+    return (count if isinstance(count, int) else None), unread
+
+
+def launched_files(files: list[Path], trainers: tuple[str, ...]) -> tuple[list[Path], Launch | None]:
+    """Return the files with those that a shell script among them launches in its place, and the launch."""
+    found = next((path for path in files if path.suffix in (".sh", ".bash", ".slurm", ".sbatch")), None)
+    if found is None:
+        return files, None
+    launched = read_launch(found, trainers)
+    named = {path.name for path in files}
+    more = [path for path in launched.files if path.name not in named]
+    return [*(path for path in files if path != found), *more], launched

@@ -1,19 +1,31 @@
-"""What was read of a training script, and copies of its functions with what they use. Nothing is run."""
+"""What was read of a training script: lists of functions, and copies of these with what they use. Nothing is run."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
+import itertools
 import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.integrations.foreign_configs.trl_scopes import DEFINITIONS, Binding, Scope, last_name
+from rftstream.integrations.foreign_configs.trl_rows import Values
+from rftstream.integrations.foreign_configs.trl_scopes import (
+    DEFINITIONS,
+    UNKNOWN,
+    Binding,
+    Scope,
+    UnreadableExpression,
+    last_name,
+    named,
+)
 
 RUNS = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "load_dataset", "train")
 """Calls that a copy leaves out: they belong to the script's own run."""
+UNREAD = "could not be read"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -23,7 +35,7 @@ class ScriptCode:
     def __init__(self, name: str, lines: Sequence[str], scope: Scope) -> None:
         self.name = name
         self._lines, self._scope = lines, scope
-        self._lambdas: dict[str, ast.Lambda] = {}
+        self._lambdas: dict[str, ast.Lambda | ast.Call] = {}
         self.renamed: dict[str, str] = {}
         """Columns that the copied functions read, and what they are called in the copy."""
         self._readers: set[str] = set()
@@ -32,6 +44,21 @@ class ScriptCode:
     def name_lambda(self, node: ast.Lambda) -> str:
         """Return a name for a function that has none. `copy` takes it."""
         name = "reward" if not self._lambdas else f"reward_{len(self._lambdas) + 1}"
+        self._lambdas[name] = node
+        return name
+
+    def name_call(self, node: ast.Call) -> str | None:
+        """Return a name for what a call makes: an object of a class of the script, what a function of the script
+        returns, or a partial of one. `copy` takes it. None if the call uses what only the script's run makes."""
+        of_partial = last_name(node.func) == "partial" and node.args
+        made = node.args[0] if of_partial else node.func
+        missing: list[str] = []
+        self._collect(_names_in(node), {}, missing)
+        own = isinstance(made, ast.Name) and any(isinstance(one.value, DEFINITIONS) for one in self._bindings(made.id))
+        if missing or not own:
+            return None
+        base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", ast.unparse(made)).lower()
+        name = next(one for one in (f"{base}_{number}" for number in itertools.count(1)) if one not in self._lambdas)
         self._lambdas[name] = node
         return name
 
@@ -45,8 +72,10 @@ class ScriptCode:
         for name in names:
             if (node := self._lambdas.get(name)) is not None:
                 self._collect(_names_in(node), found, missing)
-                arguments = ast.unparse(node.args)
-                made.append(f"def {name}({arguments}):\n    return {ast.unparse(node.body)}")
+                if isinstance(node, ast.Call):
+                    made.append(f"{name} = {ast.unparse(node)}")
+                else:
+                    made.append(f"def {name}({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}")
         texts = [(text, text.startswith(("import ", "from "))) for _, text in sorted(found.values())]
         imports = [text for text, is_import in texts if is_import]
         rest = [*(text for text, is_import in texts if not is_import), *made]
@@ -56,6 +85,7 @@ class ScriptCode:
     def words_of(self, names: Sequence[str]) -> set[str]:
         """Return the parameters and the texts in these functions."""
         nodes = [self._lambdas[name] for name in names if name in self._lambdas]
+        names = [*names, *(used for node in nodes if isinstance(node, ast.Call) for used in _names_in(node))]
         every: list[ast.AST] = [*nodes, *(one.value for name in names for one in self._bindings(name))]
         inside = [one for node in every for one in ast.walk(node)]
         return {one.arg for one in inside if isinstance(one, ast.arg)} | {
@@ -131,6 +161,9 @@ class ScriptCode:
 
 def _names_in(node: ast.AST) -> list[str]:
     """Return the names that a node reads and does not bind itself."""
+    if isinstance(node, ast.ClassDef):
+        parts = [*node.decorator_list, *node.bases, *node.body]
+        return list(dict.fromkeys(name for one in parts for name in _names_in(one)))
     every = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
     own = {one.id for one in every if isinstance(one.ctx, ast.Store)} | {
         one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
@@ -204,3 +237,90 @@ class Script:
         return [one for one in rewards if ":" not in one], [
             one for one in rewards if ":" in one and not one.startswith("trl.")
         ]
+
+
+class FunctionReader:
+    """Reads lists of functions of one script, for its ScriptReader."""
+
+    def __init__(self, reader: Values, code: ScriptCode) -> None:
+        """`code`: the copies of the script's functions, which give names to those that have none."""
+        self._reader, self._code = reader, code
+
+    def read(self, node: ast.AST, scope: Scope) -> list[Any]:
+        """Return the names of functions, in the order of a list; a dict says what became of one that is no function
+        with a name."""
+        found = self._listed(node, scope)
+        for one in scope.changes(node):
+            found = self._changed(found, one)
+        return found
+
+    def _listed(self, node: ast.AST, scope: Scope) -> list[Any]:
+        found, around = self._reader.resolved(node, scope) if isinstance(node, ast.Name) else (node, scope)
+        if isinstance(found, ast.BinOp) and isinstance(found.op, ast.Add):  # also made by +=
+            return [*self.read(found.left, around), *self.read(found.right, around)]
+        if isinstance(found, ast.Call) and isinstance(made := named(found.func, around), ast.FunctionDef):
+            returned = [one.value for one in ast.walk(made) if isinstance(one, ast.Return) and one.value]
+            if len(returned) == 1:
+                inside = self._reader.scope.inside(made, found, around)
+                with contextlib.suppress(*UNKNOWN):
+                    listed, _ = self._reader.resolved(returned[0], inside)
+                    if isinstance(listed, (ast.List, ast.Tuple, ast.ListComp)):
+                        return self.read(returned[0], inside)
+        if isinstance(found, (ast.List, ast.Tuple)):
+            return [self._function_or_text(one, around) for one in found.elts]
+        if isinstance(found, ast.ListComp) and isinstance(found.elt, ast.Subscript):
+            with contextlib.suppress(*UNKNOWN):
+                return self._looked_up(found, found.elt, around)
+        return [self._function_or_text(node, scope)]
+
+    def _changed(self, listed: list[Any], change: Binding) -> list[Any]:
+        """Return a list after a call of one of its methods."""
+        call = change.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and not change.in_branch:
+            method, given = call.func.attr, [ast.unparse(one) for one in call.args]
+            if method == "extend" and len(given) == 1:
+                return [*listed, *self.read(call.args[0], change.scope)]
+            if method == "append" and len(given) == 1:
+                return [*listed, self._function_or_text(call.args[0], change.scope)]
+            if method == "insert" and given[0] == "0":
+                return [self._function_or_text(call.args[1], change.scope), *listed]
+        why = "which a branch decides" if change.in_branch else ""
+        return [*listed, {UNREAD: str(UnreadableExpression(call, why))}]
+
+    def _looked_up(self, listed: ast.ListComp, found: ast.Subscript, scope: Scope) -> list[Any]:
+        """Return the functions of `[TABLE[name] for name in names]`. UnreadableExpression if it is more than that."""
+        loop = listed.generators[0]
+        table, around = self._reader.resolved(found.value, scope)
+        if len(listed.generators) > 1 or loop.ifs or ast.unparse(loop.target) != ast.unparse(found.slice):
+            raise UnreadableExpression(listed)
+        if not isinstance(table, ast.Dict):
+            raise UnreadableExpression(table)
+        keys = [key.value for key in table.keys if isinstance(key, ast.Constant)]
+        functions = dict(zip(keys, table.values, strict=True))
+        return [self._function_or_text(functions[name], around) for name in self._reader.value(loop.iter, scope)]
+
+    def _function_or_text(self, node: ast.AST, scope: Scope) -> Any:
+        try:
+            return self._function(node, scope)
+        except UnreadableExpression as error:
+            return {UNREAD: str(error)}
+
+    def _function(self, node: ast.AST, scope: Scope) -> Any:
+        """Return the name of a function, with the module if it is imported. A string is the name of a model."""
+        if isinstance(node, ast.Constant):
+            return {"model": node.value}
+        if isinstance(node, ast.Lambda):
+            return self._code.name_lambda(node)
+        if isinstance(node, ast.Name):
+            found, around = scope.find(node)
+            if isinstance(found, ast.ImportFrom):
+                names = {one.asname or one.name: one.name for one in found.names}
+                return f"{found.module}:{names[node.id]}"
+            is_here = isinstance(found, (*DEFINITIONS, ast.Lambda))
+            return node.id if is_here else self._function(found, around)
+        is_made = isinstance(node, ast.Call) and not isinstance(named(node.func, scope), DEFINITIONS)
+        if is_made and isinstance(node, ast.Call) and last_name(node.func) == "get_soft_overlong_punishment":
+            return {last_name(node.func): {one.arg: self._reader.value(one.value, scope) for one in node.keywords}}
+        if isinstance(node, ast.Call) and (name := self._code.name_call(node)) is not None:
+            return name
+        raise UnreadableExpression(node)

@@ -120,6 +120,8 @@ class DatasetReader:
         if method == "rename_column" and len(call.args) == 2:
             old, new = (self._reader.value(one, scope) for one in call.args)
             return {"dataset.columns": {new: old}}
+        if method == "rename_columns" and len(call.args) == 1:
+            return {"dataset.columns": {new: old for old, new in self._reader.value(call.args[0], scope).items()}}
         if method == "map" and call.args:
             try:
                 function, around = self._reader.resolved(call.args[0], scope)

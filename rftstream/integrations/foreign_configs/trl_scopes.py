@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ class Scope:
     def __init__(self, outer: Scope | None = None) -> None:
         self.outer = outer
         self.bound: list[Binding] = []
+        self.changed: list[Binding] = []
+        """Calls of methods on names, `rewards.append(one)`: the name, and the call as its value."""
 
     def add(self, body: list[ast.stmt], in_branch: bool = False) -> Scope:
         """Add the names that statements bind."""
@@ -48,6 +51,13 @@ class Scope:
                 self.bound += [Binding(name, value, node, self, in_branch) for name, value in pairs]
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 self.bound.append(Binding(ast.unparse(node.target), node.value, node, self, in_branch))
+            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                before = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
+                value = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
+                self.bound.append(Binding(node.target.id, value, node, self, in_branch))
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                if isinstance(function := node.value.func, ast.Attribute):
+                    self.changed.append(Binding(ast.unparse(function.value), node.value, node, self, in_branch))
             elif isinstance(node, DEFINITIONS):
                 self.bound.append(Binding(node.name, node, node, self, in_branch))
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -68,6 +78,23 @@ class Scope:
         if before or self.outer is None:
             raise UnreadableExpression(name, "which is bound in a branch" if before else "")
         return self.outer.seen_from_inside(name)
+
+    def changes(self, node: ast.AST) -> list[Binding]:
+        """Return the calls of methods on what a name stands for, in order, between its binding and this use of it."""
+        if not isinstance(node, ast.Name):
+            return []
+        try:
+            value, around = self.find(node)
+        except UnreadableExpression:
+            return []
+        owner = self
+        while owner.outer is not None and all(one.name != node.id for one in owner.bound):
+            owner = owner.outer
+        end = node.lineno if owner is self else math.inf
+        lines = [one.statement.lineno for one in owner.bound if one.name == node.id and one.statement.lineno < end]
+        start = max(lines, default=0)
+        own = [one for one in owner.changed if one.name == node.id and start < one.statement.lineno < end]
+        return [*around.changes(value), *own]
 
     def seen_from_inside(self, name: ast.Name) -> tuple[ast.AST, Scope]:
         """Return the value of a name of this scope as a function sees it, which may be called later."""

@@ -17,16 +17,14 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
-from rftstream.integrations.foreign_configs.trl_modules import Script, ScriptCode
+from rftstream.integrations.foreign_configs.trl_modules import FunctionReader, Script, ScriptCode
 from rftstream.integrations.foreign_configs.trl_rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl_scopes import (
-    DEFINITIONS,
     UNKNOWN,
     Scope,
     UnreadableExpression,
     fields_of,
     last_name,
-    named,
 )
 
 KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
@@ -52,7 +50,6 @@ ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_
 """Class of an adapter's settings -> its defaults: peft's, and those of TRL's command line."""
 PARSED_DEFAULTS = {"dataset_train_split": "train", "dataset_test_split": "test", "eval_strategy": "no"}
 """Defaults of TRL's command line that scripts read."""
-UNREAD = "could not be read"
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
 COMPARED: dict[type[ast.cmpop], bool] = {ast.Eq: True, ast.Is: True, ast.NotEq: False, ast.IsNot: False}
 CASTS = {"int": int, "float": float, "str": str}
@@ -117,7 +114,7 @@ class ScriptReader:
                 if name in readers:
                     script.settings |= readers[name](node, scope, script)
                 elif name in ("reward_funcs", "tools"):
-                    script.settings[name] = self._functions(node, scope, script.code)
+                    script.settings[name] = FunctionReader(self, script.code).read(node, scope)
                 elif name == "train_dataset":
                     script.settings |= datasets.read(node, scope)
                 elif name == "eval_dataset" and ast.unparse(self.resolved(node, scope)[0]) == "None":
@@ -274,59 +271,6 @@ class ScriptReader:
                 default = next((one.value for one in call.keywords if one.arg == "default"), None)
                 if default is not None:
                     return self.value(default, scope)
-        raise UnreadableExpression(node)
-
-    def _functions(self, node: ast.AST, scope: Scope, code: ScriptCode) -> list[Any]:
-        found, around = self.resolved(node, scope) if isinstance(node, ast.Name) else (node, scope)
-        if isinstance(found, ast.Call) and isinstance(made := named(found.func, around), ast.FunctionDef):
-            returned = [one.value for one in ast.walk(made) if isinstance(one, ast.Return) and one.value]
-            if len(returned) == 1:
-                inside = self.scope.inside(made, found, around)
-                with contextlib.suppress(*UNKNOWN):
-                    listed, within = self.resolved(returned[0], inside)
-                    if isinstance(listed, (ast.List, ast.Tuple, ast.ListComp)):
-                        return self._functions(listed, within, code)
-        if isinstance(found, (ast.List, ast.Tuple)):
-            return [self._function_or_text(one, around, code) for one in found.elts]
-        if isinstance(found, ast.ListComp) and isinstance(found.elt, ast.Subscript):
-            with contextlib.suppress(*UNKNOWN):
-                return self._looked_up(found, found.elt, around, code)
-        return [self._function_or_text(node, scope, code)]
-
-    def _looked_up(self, listed: ast.ListComp, found: ast.Subscript, scope: Scope, code: ScriptCode) -> list[Any]:
-        """Return the functions of `[TABLE[name] for name in names]`. UnreadableExpression if it is more than that."""
-        loop = listed.generators[0]
-        table, around = self.resolved(found.value, scope)
-        if len(listed.generators) > 1 or loop.ifs or ast.unparse(loop.target) != ast.unparse(found.slice):
-            raise UnreadableExpression(listed)
-        if not isinstance(table, ast.Dict):
-            raise UnreadableExpression(table)
-        keys = [key.value for key in table.keys if isinstance(key, ast.Constant)]
-        functions = dict(zip(keys, table.values, strict=True))
-        return [self._function_or_text(functions[name], around, code) for name in self.value(loop.iter, scope)]
-
-    def _function_or_text(self, node: ast.AST, scope: Scope, code: ScriptCode) -> Any:
-        try:
-            return self._function(node, scope, code)
-        except UnreadableExpression as error:
-            return {UNREAD: str(error)}
-
-    def _function(self, node: ast.AST, scope: Scope, code: ScriptCode) -> Any:
-        """Return the name of a function, with the module if it is imported. A string is the name of a model."""
-        if isinstance(node, ast.Constant):
-            return {"model": node.value}
-        if isinstance(node, ast.Lambda):
-            return code.name_lambda(node)
-        if isinstance(node, ast.Name):
-            found, around = scope.find(node)
-            if isinstance(found, ast.ImportFrom):
-                names = {one.asname or one.name: one.name for one in found.names}
-                return f"{found.module}:{names[node.id]}"
-            is_here = isinstance(found, (*DEFINITIONS, ast.Lambda))
-            return node.id if is_here else self._function(found, around, code)
-        is_made = isinstance(node, ast.Call) and not isinstance(named(node.func, scope), DEFINITIONS)
-        if is_made and isinstance(node, ast.Call) and last_name(node.func) == "get_soft_overlong_punishment":
-            return {last_name(node.func): {one.arg: self.value(one.value, scope) for one in node.keywords}}
         raise UnreadableExpression(node)
 
     # ------------------------------------------------------------------------------- arguments of a trainer

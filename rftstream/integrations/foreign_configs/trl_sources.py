@@ -24,6 +24,10 @@ KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected", "im
 OURS = {"solution": "answer", "ground_truth": "answer", "image": "images"}
 BARE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template of prompts that are texts, which TRL gives to the model as they are."""
+TEXTS = (
+    "where prompts are texts and not messages: TRL shows them to the model as they are, a run as messages of a user; "
+    f"bare they are by model.chat_template, a file with {BARE}"
+)
 HELD_OUT = 100
 """Rows that are held out where their number is not known."""
 
@@ -104,10 +108,15 @@ class DatasetRules:
         columns, is_text = self._columns(made), bool(template and "messages" not in made)
         prompts = {"prompt", "messages", f"{prefix}dataset.map", f"{prefix}dataset.map: prompt"}
         of_file = prompts.isdisjoint([*columns, *c.names(f"{prefix}dataset.map")])  # else a map makes them
-        if self._samples and not template and of_file and scheme == "jsonl":
-            form = form_of_prompts(self._path.parent / file)
-            columns = {"messages": "prompt", **columns} if form is list else columns
+        is_renamed = "prompt" in columns and not c.names(f"{prefix}dataset.map")
+        if self._samples and not template and (of_file or is_renamed) and scheme == "jsonl":
+            column = columns.get("prompt", "prompt")
+            form = form_of_prompts(self._path.parent / file, column)
+            if form is list:
+                columns = {"messages": column, **{name: one for name, one in columns.items() if name != "prompt"}}
             is_text = form is str
+        elif self._samples and not template and is_renamed:
+            c.ask(TEXTS)
         found = {
             "source": source,
             "options": {key: value for key, value in options.items() if value is not None},
@@ -210,10 +219,7 @@ class DatasetRules:
             f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
         )
         if self._samples and not prefix and not self._script.makes_chats:
-            self._c.ask(
-                "where prompts are texts and not messages: TRL shows them to the model as they are, a run as messages "
-                f"of a user; bare they are by model.chat_template, a file with {BARE}"
-            )
+            self._c.ask(TEXTS)
         return f"jsonl:{file}"
 
     def _columns(self, made: Mapping[str, str]) -> dict[str, str]:

@@ -45,7 +45,9 @@ def make_model(make: MakeModel, folder: Path, seed: int) -> str:
     if make.width % make.heads or (make.width // make.heads) % 2:
         raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
     if len(set(make.characters)) != len(make.characters) or not make.characters:
-        raise ConfigError(f"model.make.characters: got {make.characters!r}, expected each character once")
+        twice = "".join(dict.fromkeys(one for one in make.characters if make.characters.count(one) > 1))
+        more = f"; {twice!r} are in it more than once" if twice else ""
+        raise ConfigError(f"model.make.characters: got {make.characters!r}, expected each character once{more}")
     if wrong := [word for word in make.words if len(word) < 2 or word in (*SPECIAL_TOKENS[LAYOUT], IMAGE_MARK)]:
         raise ConfigError(f"model.make.words: got {wrong[0]!r}, expected texts of two characters or more")
     if len(set(make.words)) != len(make.words):

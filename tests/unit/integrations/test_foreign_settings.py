@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.integrations.foreign_configs import convert_config
+from rftstream.integrations.foreign_configs.trl_sources import BARE
 from tests.suite.each import each
 from tests.unit.integrations.test_foreign_configs import setting, written
 
@@ -227,3 +228,89 @@ def test_models_that_a_script_loads_itself(
 ) -> None:
     files = {"train.py": LOADED.replace("MAP", rows).replace("MODEL", model)}
     assert_converted("trl", files, found, said, tmp_path)
+
+
+STEPWISE = """
+from functools import partial
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+SCALE = 2.0
+
+
+def right(completions, answer, **kwargs):
+    return [float(said == one) for said, one in zip(completions, answer)]
+
+
+def weighted(completions, weight, **kwargs):
+    return [weight for one in completions]
+
+
+def made(low):
+    def clipped(completions, **kwargs):
+        return [low * SCALE for one in completions]
+    return clipped
+
+
+class Short:
+    def __init__(self, most):
+        self.most = most
+
+    def __call__(self, completions, **kwargs):
+        return [float(len(one) <= self.most) for one in completions]
+
+
+rewards = [right]
+rewards.append(Short(most=3))
+rewards += [partial(weighted, weight=0.5)]
+rewards.extend([made(-1.0)])
+rewards.insert(0, weighted)
+MORE
+data = load_dataset("json", data_files="rows.jsonl", split="train").rename_columns({"q": "prompt"})
+args = GRPOConfig("o", reward_weights=WEIGHTS)
+GRPOTrainer("m", rewards, args, data).train()
+"""
+
+
+def test_a_list_of_rewards_is_read_as_the_script_makes_it_step_by_step(tmp_path: Path) -> None:
+    script = STEPWISE.replace("MORE", "").replace("WEIGHTS", "[1, 2, 3, 4, 5]")
+    done = convert_config("trl", written(tmp_path, {"train.py": script, "rows.jsonl": '{"q": "2+2="}\n'})[:1])
+    taskset = setting(tomllib.loads(done.run_file), "tasksets.train")
+    names = [one["name"].partition(":")[2] for one in taskset["reward"]]
+    assert names == ["weighted", "right", "short_1", "weighted_1", "made_1"] and not done.to_do
+    assert [one["weight"] for one in taskset["reward"]] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert taskset["columns"] == {"prompt": "q"} and taskset["chat_template"] == BARE  # texts are bare in TRL
+    space: dict[str, Any] = {}
+    exec(done.modules[0].text, space)
+    assert [space[name](["abc", "abcd"])[1] for name in names[2:]] == [0.0, 0.5, -2.0]
+
+    script = STEPWISE.replace("MORE", "if mine():\n    rewards.append(right)").replace("WEIGHTS", "[1, 2]")
+    done = convert_config("trl", written(tmp_path, {"train.py": script})[:1])
+    assert any("rewards.append(right), which a branch decides" in one for one in done.to_do)
+    assert any("reward_weights [1, 2]: 6 rewards were read" in one for one in done.to_do)
+
+
+@each(
+    ("files", "found", "said"),
+    [
+        ({"a.yaml": "num_processes: 2\naccelerate_config: zero3\nmax_steps: '30'\n"},
+         {"feeder.groups_per_batch": 4, "run.steps": 30}, ("launcher.accelerate_config",)),
+        ({"a.yaml": "accelerate_config: zero3\n"}, {"feeder.groups_per_batch": 2},
+         ("accelerate_config zero3 says how many processes train, and is not read here",)),
+        ({"run.sh": "accelerate launch --config_file acc.yaml train.py --config a.yaml", "a.yaml": "",
+          "acc.yaml": "num_processes: 4\nmixed_precision: bf16\n",
+          "train.py": STEPWISE.replace("MORE", "").replace("WEIGHTS", "None, per_device_train_batch_size=16")},
+         {"feeder.groups_per_batch": 8}, ()),
+    ],
+)  # fmt: skip
+def test_processes_that_only_accelerates_settings_name(
+    files: dict[str, str], found: dict[str, Any], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    yaml = f"model_name_or_path: m\nper_device_train_batch_size: 16\nreward_funcs: [accuracy_reward]\n{files['a.yaml']}"
+    paths = written(tmp_path, {**files, "a.yaml": yaml if len(files) == 1 else "seed: 3\n"})
+    done = convert_config("trl", paths[:1])
+    values, text = tomllib.loads(done.run_file), done.to_text()
+    assert {key: setting(values, key) for key in found} == found
+    assert all(one in text for one in said) and ("is not read here" in text) == any(
+        "not read here" in one for one in said
+    )

@@ -7,6 +7,7 @@ import socket
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import RolloutIds
+from rftstream.data.tasksets.columns import Columns, TableConfig
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.arguments import find_convention
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegment
@@ -250,6 +252,19 @@ def test_trl_may_be_async_and_return_arrays() -> None:
 
     assert [x.reward for x in reward_of(one).score_all([item("7"), item("8")])] == [0.5, 0.5]
     assert reward_of(lambda completions: np.ones(len(completions)))(item("7")).reward == 1.0
+
+
+def test_trl_gets_an_answer_that_is_a_number_as_one_and_no_call_that_could_not_be_read() -> None:
+    def same(completions, gold, answer):
+        calls = [call["function"]["arguments"]["a"] for one in completions[0] for call in one.get("tool_calls", ())]
+        return [float(gold[0] == answer[0] == 20 and calls == [3])]
+
+    calls = [{"id": "0", "type": "function", "function": {"name": "f", "arguments": one}} for one in ("{", {"a": 3})]
+    columns = Columns({"answer": "gold"}, system=None, config=TableConfig(), data_source="x")
+    problem = columns.problem({"prompt": "p", "gold": 20}, "row 0")
+    said = item("f", answer=problem.answer, **problem.info)
+    said = replace(said, messages=(*said.messages[:1], {"role": "assistant", "content": "", "tool_calls": calls}))
+    assert reward_of(same, columns={"answer": "gold"}, conversational=True)(said).reward == 1.0
 
 
 def test_what_only_trl_has_is_said_before_anything_runs() -> None:
