@@ -91,8 +91,9 @@ class RunResult:
             lines.append(f"{plural(self.no_reward, 'rollout')} without a reward{why}: `rftstream dead list {folder}`")
         if self.dead_groups:
             back = "" if self.sampled_by else f", `rftstream dead retry {folder} --all` puts them back"
-            died = plural(self.dead_groups, "group")
-            lines.append(f"{died} died: `rftstream dead list {folder}` says of what{back}")
+            what = "are not trained here" if self.sampled_by else "died"
+            died = f"{plural(self.dead_groups, 'group')} {what}"
+            lines.append(f"{died}: `rftstream dead list {folder}` says {'why' if self.sampled_by else 'of what'}{back}")
         if self.reason == "interrupted" or self.exit_code:
             if self.exit_code != RUN_LOST:
                 lines.append(f"go on with: rftstream resume {folder}")

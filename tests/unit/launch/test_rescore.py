@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from rftstream.launch.result import RunResult
 from rftstream.launch.sessions.replay_pipeline import PipelinePlan
 from rftstream.launch.sessions.rescore import say_other_problems, say_same
 from rftstream.queries.decisions.comparison import compare
@@ -78,3 +79,14 @@ def test_a_comparison_tells_parts_apart_and_shows_what_was_right(tmp_path: Path)
     assert any(line[1:4] == ["1", "2", "3.0"] for line in lines)
     for transport in logs:
         transport.close()
+
+
+def test_groups_that_were_left_out_did_not_die(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    for source, said in ((None, "8 groups died: "), (tmp_path / "a", "8 groups are not trained here: ")):
+        result = RunResult(
+            run_dir=tmp_path, reason="steps", steps=1, new_steps=1, version=1, reward_first=0.0, reward_last=1.0,
+            wall_s=1.0, dead_groups=8, sampled_by=source,
+        )  # fmt: skip
+        line = next(line for line in result.summary().splitlines() if "dead list" in line)
+        assert line.startswith(said) and ("dead retry" in line) == (source is None)
