@@ -293,7 +293,8 @@ class _TrlRules:
             asked, rounded = share(every, self._batch_steps, up=True)
             c.put(key, asked, f"{there} {every}{self._divided}{rounded}" if self._divided else there)
         elif there == "eval_strategy 'epoch'" and rows:
-            c.put(key, share(rows, self._per_batch, up=True)[0], f"{there}: {rows} rows / {self._per_batch} a batch")
+            of_pass = max(rows // self._per_batch, 1) if self._samples else share(rows, self._per_batch, up=True)[0]
+            c.put(key, of_pass, f"{there}: {rows} rows / {self._per_batch} a batch")
         else:
             no = " (default of TRL), which does not evaluate" if there.endswith("'no'") else ""
             c.put(key, 50, f"{there}{no}: not known in versions")

@@ -332,8 +332,8 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (OWN, CHATS, "eval_strategy='steps', logging_steps=7, steps_per_generation=2), eval_dataset=(data",
          {"evaluations.held-out.every": 4}, ()),
         (OWN, CHATS, "eval_strategy='steps'), eval_dataset=(data", {"evaluations.held-out.every": 10}, ()),
-        (OWN, ROWS, "eval_strategy='epoch', per_device_train_batch_size=16), eval_dataset=(data",
-         {"evaluations.held-out.every": 32}, ()),
+        (OWN, ROWS, "eval_strategy='epoch', per_device_train_batch_size=40), eval_dataset=(data",
+         {"evaluations.held-out.every": 12}, ()),  # 64 rows by 5: TRL leaves out the last batch, which is not full
         (OWN, CHATS, "max_steps=1), environment_factory=(Wordle",
          {"environment": "train_environment:write_this_environment"}, ("environment_factory Wordle: write it",)),
         (f"{OWN}def add(a: int):\n    'Add.'\n    return a\n", CHATS, "max_steps=1), tools=([add]",
