@@ -178,6 +178,7 @@ def run_file_text(wanted: FirstFile, sizes: Mapping[str, Any] = MappingProxyType
     paragraphs += _training(wanted, problems, sizes)
     if wanted.servers:
         paragraphs.append(["[transport]", 'kind = "kafka"', f"servers = {_text(wanted.servers)}", "partitions = 8"])
+        paragraphs.append(["# [weights]                # where hosts share no folder", '# store = "s3://BUCKET/{run}"'])
     return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
 
 

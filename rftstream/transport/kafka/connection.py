@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -248,7 +249,7 @@ class KafkaClientFactory:
             )
         return TransportError(
             f"transport.servers: no Kafka broker answered at {self.servers} within {self._connect_s:g} s over"
-            f" {secured}; start one (make kafka), or mend the address"
+            f" {secured}{_unknown_names(self.servers)}; start one (make kafka), or mend the address"
         )
 
     # ------------------------------------------------------------------------------------------ errors
@@ -320,6 +321,17 @@ def shorten(error: BaseException) -> str:
     """Return the text of an error on one line, at most about MAX_SAID characters long."""
     text = in_words(" ".join(str(error).split()))
     return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 3]} ... {text[-MAX_SAID // 3 :]}"
+
+
+def _unknown_names(servers: str) -> str:
+    """Return which of the hosts have a name that this host does not know, as the end of a sentence."""
+    unknown = []
+    for host in (one.strip().rpartition(":")[0] or one.strip() for one in servers.split(",")):
+        try:
+            socket.getaddrinfo(host.strip("[]"), None)
+        except OSError:
+            unknown.append(host)
+    return f" (no address for {', '.join(unknown)})" if unknown else ""
 
 
 class _Reasons(logging.Handler):
