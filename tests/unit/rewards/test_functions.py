@@ -60,7 +60,7 @@ def verdicts(reward: Any, items: Sequence[RewardInput]) -> list[Any]:
 
 
 def verdicts_of(reward: Any, items: Sequence[RewardInput]) -> list[Any]:
-    return [score.reward if score is not None else detail for score, _, detail in score_items(reward, items)]
+    return [score.reward if score is not None else detail for score, _, detail, _ in score_items(reward, items)]
 
 
 class Unspeakable(Exception):
