@@ -41,6 +41,7 @@ EXCEPTIONS = {
         ("commands/export.py", "sft openai parquet", "a form of a data set"),
         ("commands/interview.py", "math exact", "what `init` writes"),
         ("commands/replay.py", "grpo", "the default, beside which another is advised"),
+        ("launch/sessions/replay_pipeline.py", "grpo", "the default, beside which another is advised"),
         ("config/parts/registry.py", "environment", "a kind of parts"),
         ("config/placement.py", "hf", "the engine of a machine without vLLM"),
         ("config/placement.py", "vllm", "the engine of a machine with GPUs"),

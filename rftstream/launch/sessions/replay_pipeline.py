@@ -61,7 +61,6 @@ class PipelinePlan(Report):
     """One line for each changed setting, as `key before -> after`."""
     unscored: int = 0
     """Rollouts that are left out, since another version of the reward than the wanted one scored them."""
-
     algorithm: str = ""
     """Algorithm of the new run."""
 
