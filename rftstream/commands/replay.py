@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -126,16 +126,8 @@ def replay(
     """
     if algorithm is not None:
         sets = (*sets, f"trainer.algorithm={json.dumps(algorithm)}")
-    if into is None and (sets or dry_run or pipeline is not None or without or scorer):
-        options = {"--pipeline": pipeline is not None, "--dry-run": dry_run, "--algorithm": algorithm is not None}
-        options |= {"--without": bool(without), "--scorer": bool(scorer)}
-        given = next((name for name, is_given in options.items() if is_given), "--set")
-        raise click.UsageError(f"{given}: without --into nothing is changed; name the folder of a new run by --into")
-
-    if pipeline is not None and (first or last is not None):
-        raise click.UsageError("--pipeline: decides about all groups of the run; leave out --from and --to")
-    if pipeline is not None and without:
-        raise click.UsageError("--without: leaves rollouts out of recorded batches; leave out --pipeline")
+    given = {"--pipeline": pipeline, "--dry-run": dry_run, "--algorithm": algorithm, "--without": without}
+    _check_options({**given, "--scorer": scorer, "--set": sets}, into, of_part=first > 0 or last is not None)
 
     from rftstream.launch.sessions.replay_into import Replay
     from rftstream.launch.sessions.replay_pipeline import PipelineReplay
@@ -153,6 +145,18 @@ def replay(
                 _decide_anew(opened, replayed, into, dry_run=dry_run, as_json=as_json, progress=progress)
             branch = Replay(opened, into, sets=sets, first=first, last=last, without=without, scorer=scorer)
             _branch(branch, dry_run=dry_run, as_json=as_json, progress=progress)
+
+
+def _check_options(given: Mapping[str, object], into: Path | None, *, of_part: bool) -> None:
+    """Refuse options that do not go together. `given`: those of a new run; `of_part`: whether some versions alone are
+    asked for."""
+    names = [name for name, value in given.items() if value]
+    if names and into is None:
+        raise click.UsageError(f"{names[0]}: without --into nothing is changed; name the folder of a new run by --into")
+    if given["--pipeline"] and of_part:
+        raise click.UsageError("--pipeline: decides about all groups of the run; leave out --from and --to")
+    if given["--pipeline"] and given["--without"]:
+        raise click.UsageError("--without: leaves rollouts out of recorded batches; leave out --pipeline")
 
 
 def _compare(opened: OpenRun, first: int, last: int | None, device: str | None, *, as_json: bool) -> None:

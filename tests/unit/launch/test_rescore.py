@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from rftstream.launch.result import RunResult
 from rftstream.launch.sessions.replay_pipeline import PipelinePlan
@@ -17,40 +20,37 @@ from tests.configs import small_run
 from tests.unit.synthetic import SyntheticLog, verified
 
 
-def test_problems_that_were_mended_are_not_what_rollouts_are_scored_by(tmp_path: Path) -> None:
-    config = small_run(transport={"partitions": 2})
-    folder = RunFolder(tmp_path / "run")
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[OpenRun]:
+    config, folder = small_run(transport={"partitions": 2}), RunFolder(tmp_path / "run")
     folder.path.mkdir()
     with closing(EmbeddedTransport(folder.log)) as transport:
         create_log(transport, config)
-        then = {"model": "a", "taskset.sums": "1", "taskset.same": "1"}
-        SyntheticLog(transport).put("control", make_manifest(config, "run", then, 0.0))
-        run, said = OpenRun(folder, config, transport), list[str]()
-        say_other_problems(run, {**then, "model": "b", "taskset.late": "1"}, said.append)
-        assert said == []
-        say_other_problems(run, {**then, "taskset.sums": "2"}, said.append)
-        assert len(said) == 1 and said[0].startswith("sums: its data has changed since run began, but rollouts are ")
+        yield OpenRun(folder, config, transport)
 
 
-def test_nothing_can_change_only_where_the_scorer_has_scored_all(tmp_path: Path) -> None:
-    config = small_run(transport={"partitions": 2})
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    with closing(EmbeddedTransport(folder.log)) as transport:
-        create_log(transport, config)
-        log, run, said = SyntheticLog(transport), OpenRun(folder, config, transport), list[str]()
-        scorers = {"sums": "exact 1", "unseen": "exact 1"}
-        log.flow(0)
-        say_same(run, scorers, said.append)
-        assert len(said) == 1 and said[0].startswith("sums: exact 1 has scored all of ")
-        log.admit(1)
-        log.sample(1)
-        for one in map(verified, log.siblings(1)):
-            assert one.verdict is not None
-            log.put("verified", replace(one, verdict=replace(one.verdict, scorer_version="2")))
-        for scorer in ("exact 1", "exact 2"):
-            say_same(run, {"sums": scorer}, said.append)
-        assert len(said) == 1, "the other version's rewards change"
+def test_problems_that_were_mended_are_not_what_rollouts_are_scored_by(run: OpenRun) -> None:
+    then, said = {"model": "a", "taskset.sums": "1", "taskset.same": "1"}, list[str]()
+    SyntheticLog(run.transport).put("control", make_manifest(run.config, "run", then, 0.0))
+    say_other_problems(run, {**then, "model": "b", "taskset.late": "1"}, said.append)
+    assert said == []
+    say_other_problems(run, {**then, "taskset.sums": "2"}, said.append)
+    assert len(said) == 1 and said[0].startswith("sums: its data has changed since run began, but rollouts are ")
+
+
+def test_nothing_can_change_only_where_the_scorer_has_scored_all(run: OpenRun) -> None:
+    log, said = SyntheticLog(run.transport), list[str]()
+    log.flow(0)
+    say_same(run, {"sums": "exact 1", "unseen": "exact 1"}, said.append)
+    assert len(said) == 1 and said[0].startswith("sums: exact 1 has scored all of ")
+    log.admit(1)
+    log.sample(1)
+    for one in map(verified, log.siblings(1)):
+        assert one.verdict is not None
+        log.put("verified", replace(one, verdict=replace(one.verdict, scorer_version="2")))
+    for scorer in ("exact 1", "exact 2"):
+        say_same(run, {"sums": scorer}, said.append)
+    assert len(said) == 1, "the other version's rewards change"
 
 
 def test_a_plan_without_what_another_scorer_judged_names_the_algorithm_for_what_is_left() -> None:
