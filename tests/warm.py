@@ -117,6 +117,9 @@ class _Interpreter:
             )  # fmt: skip
         atexit.register(self.close)
 
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -136,7 +139,7 @@ def start(
 ) -> Forked:
     """Start `rftstream ARGUMENTS`. The streams are file descriptors."""
     global _interpreter
-    if _interpreter is None:
+    if _interpreter is None or _interpreter.has_ended():  # one that was killed fails one test, not all that follow
         _interpreter = _Interpreter()
     request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "address": _interpreter.address}
     return _ask(_interpreter.address, request, [stdin, stdout, stderr])
@@ -171,11 +174,15 @@ class _Server:
     def _fork(self) -> _Role | None:
         channel, _ = self._listener.accept()
         told, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 4)
+        if not told:  # whoever connected was killed before it asked
+            channel.close()
+            return None
         parent, pid = os.getpid(), os.fork()
         if pid:
             for descriptor in descriptors:
                 os.close(descriptor)
-            channel.send(str(pid).encode())
+            with contextlib.suppress(OSError):  # whoever asked may be gone
+                channel.send(str(pid).encode())
             self._asked[os.pidfd_open(pid)] = (channel, pid)
             return None
         os.setsid()
