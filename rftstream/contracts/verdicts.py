@@ -118,7 +118,7 @@ class VerifiedRollout(Message):
     reason: UnscorableReason | None = None
     """Why there is no verdict; set exactly when `verdict` is None."""
     detail: str | None = None
-    """More about the reason, for people."""
+    """More about the verdict, or about the reason why there is none, for people: such as the first test that failed."""
     verified_at: float = 0.0
     """When the verifier was done with it."""
 

@@ -334,7 +334,7 @@ def _reward_lines(tried: TriedRollout) -> list[str]:
         lines.append(f"  roles: {role_numbers(verdict.roles)}")
     if verdict.metrics:
         lines.append(f"  measured: {numbers(verdict.metrics)}")
-    return lines
+    return [*lines, *_indented((tried.verified.detail or "").strip())] if tried.verified.detail else lines
 
 
 def _segment_text(runs: tuple[TokenRun, ...]) -> str:

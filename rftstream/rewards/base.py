@@ -192,6 +192,8 @@ class Score:
     roles: Mapping[str, float | None] = field(default_factory=dict)
     """Reward of each role of the rollout, by name; None for a role that is not trained. Empty: `reward` is that of
     all."""
+    detail: str = ""
+    """Why it is this score, for people, such as the first test that failed. It stands beside the verdict on the log."""
 
 
 class Reward(Protocol):

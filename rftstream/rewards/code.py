@@ -25,7 +25,7 @@ from rftstream.rewards.evaluating import allow_time
 from rftstream.rewards.version import config_version
 from rftstream.sandbox import cgroups
 from rftstream.sandbox.base import MIB, Isolation, Limits, Outcome, Sandbox, SandboxBackend, SandboxError
-from rftstream.sandbox.compare import same_value
+from rftstream.sandbox.compare import same_value, shown, value_difference
 from rftstream.sandbox.imports import USUAL_IMPORTS
 from rftstream.sandbox.inside import plain
 from rftstream.sandbox.languages import language_name
@@ -104,7 +104,7 @@ class CodeReward:
         tests = self._tests(item)
         source = find_program(item.conclusion, tests, self._language(item))
         if source is None:
-            return Score(reward=0.0, metrics={"no_program": 1.0})
+            return Score(reward=0.0, metrics={"no_program": 1.0}, detail="the answer has no program")
         try:
             passed, results = self._run(source, tests, item)
         except SandboxError as error:
@@ -117,7 +117,10 @@ class CodeReward:
         share = sum(passed) / len(passed)
         reward = share if self._config.give == "share" else float(all(passed))
         metrics = {f"failed_{reason}": float(any(result.reason == reason for result in results)) for reason in _REASONS}
-        return Score(reward=reward, metrics={**metrics, "tests_passed": share, "no_program": 0.0})
+        metrics |= {"tests_passed": share, "no_program": 0.0}
+        return Score(
+            reward=reward, metrics=metrics, detail="" if all(passed) else self._first_failure(tests, passed, results)
+        )
 
     def check(self, item: RewardInput) -> None:
         """Raise RewardError if the problem's tests cannot be read, or its language is unknown."""
@@ -185,6 +188,23 @@ class CodeReward:
             case CheckTests():
                 result = run_check(source, tests.test, tests.entry_point, context=tests.context, **where)
                 return [result.passed], [result]
+
+    def _first_failure(self, tests: ProblemTests, passed: Sequence[bool], results: Sequence[ProgramResult]) -> str:
+        """Return which test failed first, with its input, and what was expected and came instead."""
+        first = passed.index(False)
+        result, count = results[min(first, len(results) - 1)], self._config.max_tests or None
+        match tests:
+            case StdioTests() if result.reason != "compile":
+                which = f"test {first + 1} of {len(tests.pairs[:count])}, input {shown(tests.pairs[first][0])}"
+            case FunctionTests() if result.calls:
+                call, expected = result.calls[first], tests.expected[first]
+                got = value_difference(call.value, expected, tolerance=self._config.tolerance)
+                arguments = ", ".join(map(shown, tests.calls[first]))
+                which = f"test {first + 1} of {len(tests.calls[:count])}, {tests.function}({arguments})"
+                return f"{which}: {f'{call.error}, expected {shown(expected)}' if call.error else got}"
+            case _:
+                which = result.reason
+        return f"{which}: {result.detail.strip()}"
 
     def _is_right(self, call: CallEnd, expected: object) -> bool:
         """Return whether a call gave the expected value. Some data sets wrap it in a list of one, and JSON turns its

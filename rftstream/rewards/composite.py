@@ -171,7 +171,7 @@ class CompositeReward:
         if not math.isfinite(reward):
             return RewardError(f"{self.scorer}: the weighted reward is {reward}, expected a finite number")
         parts = outcome.parts or {part.name: outcome.reward}
-        whole = Score(reward=reward, parts=parts, metrics=outcome.metrics, additions=outcome.additions)
+        whole = replace(outcome, reward=reward, parts=parts, roles={})
         return self._with_roles(whole, {part.name: outcome}, roles)
 
     def _nothing(self) -> RewardError:
@@ -189,9 +189,11 @@ class CompositeReward:
             return self._nothing()
         if not math.isfinite(total):
             return RewardError(f"{self.scorer}: the weighted sum is {total}, expected a finite number")
-        numbers_of, metrics, additions = {}, {}, dict[str, Array]()
+        numbers_of, metrics, additions, details = {}, {}, dict[str, Array](), list[str]()
         for part in self._parts:  # in the order of the run file, independent of the order of the calls
             score = found.get(part.name)
+            if isinstance(score, Score) and score.detail:
+                details.append(f"{part.name}: {score.detail}")
             if part.name in checks:
                 metrics.update(_second_opinion(part.name, score, total) if part.name in found else {})
             elif isinstance(score, Score):
@@ -201,7 +203,8 @@ class CompositeReward:
                 numbers_of[part.name] = score.reward
                 numbers_of.update({f"{part.name}.{key}": value for key, value in score.parts.items()})
                 metrics.update({f"{part.name}.{key}": value for key, value in score.metrics.items()})
-        whole = Score(reward=total, parts=numbers_of, metrics=metrics, additions=additions)
+        detail = "\n".join(details)
+        whole = Score(reward=total, parts=numbers_of, metrics=metrics, additions=additions, detail=detail)
         return self._with_roles(whole, counted, roles)
 
     def _with_roles(self, whole: Score, counted: dict[str, Outcome], roles: Sequence[str]) -> Score | BaseException:

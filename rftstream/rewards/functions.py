@@ -44,6 +44,8 @@ from rftstream.rewards.version import source_version
 
 MAX_NUMBERS = 200
 """The most parts and metrics of one score."""
+MAX_DETAIL = 2000
+"""The most characters of a score's detail."""
 
 Outcome = Score | None | BaseException
 """The result of a reward for one rollout: a score, an error, or None if the reward does not apply."""
@@ -272,10 +274,12 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
         if key not in value:
             raise RewardError(f"{where}: returned a dict with {_some(value)}, expected {expected!r} in it")
         roles = value["roles"] if isinstance(value.get("roles"), Mapping) else {}
-        score = Score(reward=value[key], metrics=_numbers_in({k: v for k, v in value.items() if k != key}), roles=roles)
+        measured = _numbers_in({k: v for k, v in value.items() if k != key})
+        detail = value["detail"] if isinstance(value.get("detail"), str) else ""
+        score = Score(reward=value[key], metrics=measured, roles=roles, detail=detail)
     else:
         score = Score(reward=value)
-    if not (score.parts or score.metrics or score.additions or score.roles):
+    if not (score.parts or score.metrics or score.additions or score.roles or score.detail):
         return Score(reward=_finite(score.reward, f"{where}: reward"))
     if len(score.parts) + len(score.metrics) + len(score.roles) > MAX_NUMBERS:
         raise RewardError(f"{where}: returned more than {MAX_NUMBERS} parts, roles and metrics; return fewer")
@@ -290,6 +294,7 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
             str(name)[:200]: None if one is None else _finite(one, f"{where}: role {name!r}")
             for name, one in score.roles.items()
         },
+        detail=str(score.detail).encode(errors="backslashreplace").decode()[:MAX_DETAIL],
     )
 
 

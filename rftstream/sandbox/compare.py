@@ -11,6 +11,9 @@ from typing import Any
 _NUMBER = re.compile(r"[+-]?((0|[1-9]\d{0,59})(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?")
 """A number that may be written in different ways. A number with leading zeros, such as 007, is a name."""
 
+MAX_SHOWN = 200
+"""The most characters of a value that people are shown."""
+
 
 def same_text(found: str, expected: str, *, tolerance: float = 0.0) -> bool:
     """Return whether a program printed the expected text. White space at line ends and empty lines at the end are
@@ -21,6 +24,40 @@ def same_text(found: str, expected: str, *, tolerance: float = 0.0) -> bool:
     if len(found_lines) != len(expected_lines):
         return False
     return all(_same_line(one, other, tolerance) for one, other in zip(found_lines, expected_lines, strict=True))
+
+
+def text_difference(found: str, expected: str, *, tolerance: float = 0.0) -> str:
+    """Return how two texts that are not the same differ: both, shortened, from their first difference on."""
+    ours, theirs = _lines(found), _lines(expected)
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    first = next((line for line, pair in pairs if not _same_line(*pair, tolerance)), min(len(ours), len(theirs)))
+    one, other = ("\n".join(lines[first : first + MAX_SHOWN]) for lines in (ours, theirs))
+    pairs_of_characters = enumerate(zip(one, other, strict=False))
+    common = next((at for at, pair in pairs_of_characters if pair[0] != pair[1]), min(len(one), len(other)))
+    cut = common - MAX_SHOWN // 10 if common > MAX_SHOWN // 2 else 0
+    where = f"in line {first + 1}, from character {cut + 1} on, " if cut else f"from line {first + 1} on "
+    return f"{where if cut or first else ''}got {shown(one[cut:])}, expected {shown(other[cut:])}"
+
+
+def value_difference(found: Any, expected: Any, *, tolerance: float = 0.0) -> str:
+    """Return how two values that are not the same differ: both, shortened; long lists from their first difference."""
+    where = ""
+    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
+        pairs = enumerate(zip(found, expected, strict=False))
+        least = min(len(found), len(expected))
+        first = next((place for place, pair in pairs if not same_value(*pair, tolerance=tolerance)), least)
+        if first >= MAX_SHOWN // 20:
+            where, found, expected = f"from item {first} on ", found[first:], expected[first:]
+    return f"{where}got {shown(found)}, expected {shown(expected)}"
+
+
+def shown(value: Any) -> str:
+    """Return a plain value or a text as people may read it, shortened."""
+    try:
+        text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str | bytes | list | tuple) else value)
+    except ValueError:
+        return "a number with too many digits to show"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _lines(text: str) -> list[str]:

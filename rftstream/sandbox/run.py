@@ -24,7 +24,7 @@ from rftstream.sandbox.base import (
     SandboxBackend,
     SandboxError,
 )
-from rftstream.sandbox.compare import same_text, same_value
+from rftstream.sandbox.compare import same_text, same_value, shown, text_difference
 from rftstream.sandbox.inside import plain
 from rftstream.sandbox.languages import Language, find_language
 from rftstream.sandbox.local import default_backend
@@ -318,7 +318,7 @@ def _judged(end: JobEnd, expected: str | None, tolerance: float, limits: Limits)
         return replace(base, outcome=Outcome.finished)
     if same_text(base.stdout, expected, tolerance=tolerance):
         return replace(base, outcome=Outcome.passed)
-    return _failed(base, "wrong", f"got {base.stdout[:200]!r}, expected {expected[:200]!r}")
+    return _failed(base, "wrong", text_difference(base.stdout, expected, tolerance=tolerance))
 
 
 def _judged_calls(
@@ -341,7 +341,7 @@ def _judged_calls(
         return replace(base, outcome=Outcome.finished if expected is None else Outcome.passed)
     if bad.error:
         return _failed(base, "crash", bad.error)
-    return _failed(base, "wrong", f"call {calls.index(bad)}: got {_shown(bad.value)}")
+    return _failed(base, "wrong", f"call {calls.index(bad)}: got {shown(bad.value)}")
 
 
 def _judged_call(frame: bytes, wanted: tuple[Any] | None, tolerance: float, lost: str) -> CallEnd:
@@ -362,13 +362,6 @@ def _judged_call(frame: bytes, wanted: tuple[Any] | None, tolerance: float, lost
         case b"T":
             return CallEnd(passed=passed, error="the time for one call is up")
     return CallEnd(passed=passed, error=lost)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(value)[:200]
-    except ValueError:
-        return "a number with too many digits to show"
 
 
 def _raised(body: bytes) -> str:

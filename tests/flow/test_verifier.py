@@ -125,7 +125,7 @@ def letters_of(scene: Scene) -> list[DeadLetter]:
 
 def test_a_verdict_beside_the_rollout_unchanged(scene: Scene) -> None:
     put_rollouts(scene, 0, 1, 4)
-    score = Score(reward=0.75, parts={"form": 0.5}, metrics={"length": 3.0})
+    score = Score(reward=0.75, parts={"form": 0.5}, metrics={"length": 3.0}, detail="test 2 failed")
     stub_verifier(scene, always(score))[0].work()
     rollouts = {record.key: codec.from_record(record) for record in scene.records("rollouts")}
     for record in scene.records("verified"):
@@ -136,6 +136,7 @@ def test_a_verdict_beside_the_rollout_unchanged(scene: Scene) -> None:
         verdict = verified.verdict
         assert verdict is not None
         assert (verdict.reward, verdict.parts, verdict.metrics) == (0.75, {"form": 0.5}, {"length": 3.0})
+        assert (verified.reason, verified.detail) == (None, "test 2 failed")
         assert (verdict.scorer, verdict.scorer_version) == ("stub", "7")
     assert rollouts == {}
     assert letters_of(scene) == []

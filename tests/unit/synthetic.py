@@ -207,7 +207,10 @@ def segment(num_tokens: int = 2, version: int = 0) -> Segment:
 
 def verified(one: RolloutIds, *, reward: float = 1.0, reason: UnscorableReason | None = None) -> VerifiedRollout:
     verdict = Verdict(reward=reward, scorer="exact", scorer_version="1")
-    return VerifiedRollout(ids=one, rollout=rollout(one), verdict=None if reason else verdict, reason=reason)
+    detail = "as it should be"
+    return VerifiedRollout(
+        ids=one, rollout=rollout(one), verdict=None if reason else verdict, reason=reason, detail=detail
+    )
 
 
 def experience(one: RolloutIds, batch: int, share: int, position: int) -> Experience:

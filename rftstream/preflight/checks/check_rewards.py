@@ -176,7 +176,7 @@ def _reference_failure(reward: Reward, item: RewardInput, completions: Sequence[
             return None
         else:
             reasons = [name for name, value in score.metrics.items() if value and name.startswith(("failed_", "no_"))]
-            why = why or f"reward {score.reward:g} ({', '.join(reasons)})"
+            why = why or f"reward {score.reward:g} ({', '.join(reasons)}): {score.detail}".rstrip(": ")
     return why
 
 

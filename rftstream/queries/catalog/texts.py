@@ -171,7 +171,7 @@ def _samples(which: tuple[str, int], lines: list[Mapping[str, Any]]) -> Iterator
     for line in lines:
         task, number = map(int, line["sample"].split("#"))
         said = "\n".join(turn["content"] for turn in line["completion"] if turn["role"] == "assistant")
-        reward, reason = line["reward"], line["reason"]
+        reward, reason = line["reward"], line["reason"] or line.get("detail")
         yield *which, task, number, reward, int(line["num_tokens"]), str(reason or ""), cut_text(said)
 
 

@@ -80,7 +80,7 @@ class ShownRollout:
     """The rollout. None: not sampled yet, deleted by retention, or not decodable; `missing` says which."""
     verdict: Verdict | None
     detail: str | None
-    """More about the reason why there is no verdict."""
+    """More about the verdict, or about the reason why there is none."""
     missing: str
     """Why there is no body; empty if there is one."""
     calls: tuple[str, ...]

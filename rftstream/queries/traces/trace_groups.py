@@ -283,4 +283,5 @@ def _verdict_facts(verified: VerifiedRollout) -> dict[str, Any]:
     if verdict is None:
         return {"unscorable": verified.reason, "why": verified.detail}
     roles = {"roles": role_numbers(verdict.roles)} if verdict.roles else {}
-    return {"reward": verdict.reward, "by": f"by {verdict.scored_by}", **verdict.parts, **roles}
+    why = {"why": verified.detail} if verified.detail else {}
+    return {"reward": verdict.reward, "by": f"by {verdict.scored_by}", **verdict.parts, **roles, **why}

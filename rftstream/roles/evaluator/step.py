@@ -439,6 +439,7 @@ def generation_line(
             "reward": score.reward if score is not None else None,
             "posted": None if attempt is None or attempt.posted is None else attempt.posted.reward,
             "reason": reason,
+            **({"detail": score.detail} if score is not None and score.detail else {}),
             "num_tokens": attempt.num_tokens if attempt is not None else 0,
         },
         ensure_ascii=False,

@@ -292,7 +292,7 @@ class VerifierStep(ConcurrentStep):
                 metrics=metrics.named_by_people(reply.score.metrics),
                 additions=dict(reply.score.additions),
             )
-            verified = self._verified(rollout.ids, rollout, verdict, None, None)
+            verified = self._verified(rollout.ids, rollout, verdict, None, reply.score.detail or None)
             try:
                 value = codec.encode(verified)
             except ContractError as error:  # a name in the verdict that a record cannot hold, or too many bytes

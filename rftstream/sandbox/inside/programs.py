@@ -31,7 +31,7 @@ from rftstream.sandbox.inside.confine import HOME, IGNORED
 
 CHANNEL, VERDICT = 3, 4
 """Descriptors: of the channel for plain values, and of the judge to which a test reports."""
-MAX_TEXT = 2000
+MAX_TEXT, MAX_LINE = 2000, 400
 
 
 class CallTimeout(BaseException):
@@ -266,7 +266,7 @@ def _check(job: dict[str, Any]) -> int:
         body = b"F" + f"the program has ended before its test: {error}".encode()
     except BaseException as error:
         own = not candidate.was_called or (isinstance(error, NameError | ImportError) and not _came_through(error))
-        body = (b"B" if own else b"F") + _last_lines(error)
+        body = b"B" + _last_lines(error) if own else b"F" + _failure(error, job["test"], candidate)
     else:
         body = b"P" if candidate.was_called else b"B" + b"it does not call the function"
     _write_frame(VERDICT, body)
@@ -277,6 +277,16 @@ def _came_through(error: BaseException) -> bool:
     """Return whether an error came from a call of the candidate."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code is Candidate.__call__.__code__ for frame, _ in frames)
+
+
+def _failure(error: BaseException, test: str, candidate: Candidate) -> bytes:
+    """Return the line of the test that raised, what it raised, and the last call of the function."""
+    frames = traceback.walk_tb(error.__traceback__)
+    numbers = [number for frame, number in frames if frame.f_code.co_filename == "test.py"]
+    lines = test.split("\n")[numbers[-1] - 1 :] if numbers else []
+    raised = "".join(traceback.format_exception_only(error)).strip()
+    said = [*(line.strip()[:MAX_LINE] for line in lines[:1]), raised[:MAX_LINE], candidate.last_call()]
+    return ": ".join(said).encode(errors="replace")[:MAX_TEXT]
 
 
 def _last_lines(error: BaseException) -> bytes:
@@ -290,10 +300,23 @@ class Candidate:
 
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self._gave: tuple[Any, ...] = ()
+
+    def last_call(self) -> str:
+        """Return the last call with what it gave, for people."""
+        arguments, keywords = self._given
+        try:
+            given = ", ".join([*map(repr, arguments), *(f"{name}={one!r}" for name, one in keywords.items())])
+            gave = repr(self._gave[0])[:MAX_LINE] if self._gave else "no value"
+            return f"the last call {self.__name__}({given[:MAX_LINE]}) gave {gave}"
+        except ValueError:
+            return "the last call cannot be shown"
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the function. Its exception is raised here as the nearest built-in one."""
         self.was_called = True
+        self._given, self._gave = (arguments, keywords), ()
         try:
             _write_frame(CHANNEL, b"C" + plain.encode((self.__name__, arguments, keywords)))
             body = _read_frame(CHANNEL)
@@ -303,9 +326,11 @@ class Candidate:
             raise CandidateGone(_shown(body))
         if body[:1] == b"V":
             try:
-                return plain.decode(body[1:])
+                value = plain.decode(body[1:])
             except plain.NotPlain as error:
                 raise CandidateGone(str(error)) from None
+            self._gave = (value,)
+            return value
         raise _as_builtin(body)
 
 

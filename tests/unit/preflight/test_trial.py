@@ -32,7 +32,7 @@ REWARDS = """
 def score(completion, answer, prompt):
     if prompt == "2+2=":
         raise ValueError("no fours today")
-    return {"reward": 0.5, "length": len(completion)}
+    return {"reward": 0.5, "length": len(completion), "detail": "half right:\\n" + answer}
 """
 
 
@@ -93,6 +93,7 @@ def test_text_to_be_read_and_a_reward_that_fails(run_file: Path) -> None:
     assert "  prompt, 4 tokens:\n    1+1=\n  assistant, " in result.stdout
     assert "  reward 0.5 by score\n" in result.stdout
     assert "  measured: length " in result.stdout
+    assert "\n    half right:\n    2\n" in result.stdout
     assert "  no reward: error\n" in result.stdout
     assert "ValueError: no fours today" in result.stdout
     assert "2 rollouts, 1 scored, mean reward 0.500; " in result.stdout

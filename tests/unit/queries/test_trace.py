@@ -119,7 +119,7 @@ def test_a_rollout_from_its_task_to_the_evaluation(scene: Scene, monkeypatch: py
         "weights[0]@1", "evals[0]@0",
     ]  # fmt: skip
     (verified,) = all_of(found, "verified")
-    assert verified.facts["reward"] == 1.0
+    assert (verified.facts["reward"], verified.facts["why"]) == (1.0, "as it should be")
     (stamp,) = all_of(found, "by version")
     assert (stamp.name, stamp.facts["tokens"]) == ("1/0", 2)
     (experience,) = all_of(found, "experience")

@@ -148,9 +148,48 @@ def test_names_of_java_files(source: str, name: str) -> None:
     assert find_language("java").name_file(source) == name
 
 
-def test_wrong_values_are_counted_as_such() -> None:
-    found = score("def f(x): return x", {"tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, 3]}})
-    assert (found.reward, found.metrics["failed_wrong"], found.metrics["failed_crash"]) == (0.0, 1.0, 0.0)
+MANY = {"tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, [*range(100), 7]]}}
+LONG_LINE = " ".join(map(str, range(300)))
+CHECK = "def check(candidate):\n    assert candidate(1) == 1\n    assert candidate(2, x=[3]) == 2, 'two'"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "info", "reason", "detail"),
+    [
+        ("print(int(input()) % 4 + 1)", {"tests": PLAIN}, "wrong",
+         r"test 2 of 2, input '5\n': got '2', expected '6'"),
+        (f"print('{LONG_LINE}', 7)", {"tests": {"inputs": [""], "outputs": [f"{LONG_LINE} 8"]}}, "wrong",
+         "test 1 of 1, input '': in line 1, from character 1071 on, got '295 296 297 298 299 7', expected "
+         "'295 296 297 298 299 8'"),
+        ("print(1)\nprint(3)", {"tests": {"inputs": [""], "outputs": ["1\n2\n3"]}}, "wrong",
+         r"test 1 of 1, input '': from line 2 on got '3', expected '2\n3'"),
+        ("raise SystemExit(3)", {"tests": PLAIN}, "crash",
+         r"test 1 of 2, input '1\n': it ended with status 3:"),
+        ("int main( {", {"tests": PLAIN, "language": "c"}, "compile", "compile: it cannot be compiled: "),
+        ("def f(x): return 1 if x == 1 else [*range(101)]", MANY, "wrong",
+         "test 2 of 2, f(2): from item 100 on got [100], expected [7]"),
+        ("def f(x): return x // (x - 2) + 2", MANY, "crash",
+         "test 2 of 2, f(2): ZeroDivisionError: integer division or modulo by zero, expected [0, 1, 2, "),
+        ("def f(y, x=0): return y - bool(x)", {"test": CHECK, "entry_point": "f"}, "wrong",
+         "wrong: assert candidate(2, x=[3]) == 2, 'two': AssertionError: two: the last call f(2, x=[3]) gave 1"),
+        ("def f(x): raise KeyError(x)", {"test_list": ["assert f(1) == 2"]}, "wrong",
+         "wrong: assert f(1) == 2: KeyError: '1': the last call f(1) gave no value"),
+        ("", {"tests": PLAIN}, "", "the answer has no program"),
+    ],
+)  # fmt: skip
+def test_the_first_failed_test_is_told(program: str, info: dict[str, Any], reason: str, detail: str) -> None:
+    found = score(f"```\n{program}\n```", info)
+    failed = [name for name, value in found.metrics.items() if value and name.startswith("failed_")]
+    assert (found.reward, failed) == (0.0, [f"failed_{reason}"] if reason else [])
+    assert found.detail.startswith(detail) and len(found.detail) < 1000, found.detail
+
+
+def test_each_part_of_a_reward_tells_its_own() -> None:
+    uses = [{"name": "code"}, {"name": "exact", "weight": 0.5}]
+    reward = build_reward(uses, small_run(tasksets={"t": {"source": "arithmetic", "reward": uses}}))
+    found = reward(item("", {"tests": PLAIN}, answer="2"))
+    assert (found.reward, found.detail) == (0.0, "code: the answer has no program")
 
 
 @pytest.mark.slow
@@ -280,7 +319,8 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
     found = check_columns("tasksets.t", reward, SimpleNamespace(problem=problems.__getitem__), len(problems))  # type: ignore[arg-type]
     assert len(found) == 2
     assert "the outputs of 1 of 6 problems hold decimals" in found[0]
-    assert "in 2 of 5 problems tried; the first is problem 1: reward 0 (failed_wrong); then 3; are" in found[1]
+    assert "in 2 of 5 problems tried; the first is problem 1: reward 0 (failed_wrong): test 1 of 1, input" in found[1]
+    assert "got '3', expected '2'; then 3; are" in found[1]
 
 
 @each(

@@ -325,7 +325,7 @@ def hostile(tmp_path: Path) -> Iterator[TestClient]:
     for ids_, rollout, reward in ((one, rollouts[one], 1.0), (two, rollouts[two], 0.25)):
         log.put("rollouts", rollout)
         verdict = Verdict(reward=reward, scorer=HOSTILE, scorer_version="1", parts={HOSTILE: reward, "b": 0.0})
-        log.put("verified", VerifiedRollout(ids=ids_, rollout=rollout, verdict=verdict))
+        log.put("verified", VerifiedRollout(ids=ids_, rollout=rollout, verdict=verdict, detail=HOSTILE))
     group = one.group_id
     log.put_all([
         *(("batches", Experience(ids=ids_, batch_sequence=0, share=0, position=i, loss_kind=LossKind.rl,
