@@ -34,7 +34,7 @@ BUDGETS = {
     "environments": 5_600,
     "gateway": 1_500,
     "http": 650,
-    "integrations": 4_800,
+    "integrations": 4_900,
     "joined": 900,
     "launch": 3_800,
     "models": 4_100,

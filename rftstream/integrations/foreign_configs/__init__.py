@@ -4,9 +4,9 @@ In the order of reading:
 
     conversion  the target of a system's rules, and the report on each setting
     reading     YAML, TOML and shell scripts as flat settings
-    trl_scopes, trl_rows, trl_script    a training script of TRL: its names, its datasets, its trainer
-    trl_modules                         what is copied out of it
-    trl_files, trl_sources, trl_losses, trl_training, trl
+    trl/scopes, rows, rest, script      a training script of TRL: its names, its datasets, what no rule reads
+    trl/modules                         what is copied out of it
+    trl/files, sources, losses, training, rules
     verl_losses, verl
     prime_rl
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rftstream.integrations.foreign_configs.conversion import ConvertedConfig
 
 SYSTEMS = {
-    "trl": "rftstream.integrations.foreign_configs.trl:convert_trl",
+    "trl": "rftstream.integrations.foreign_configs.trl.rules:convert_trl",
     "verl": "rftstream.integrations.foreign_configs.verl:convert_verl",
     "prime-rl": "rftstream.integrations.foreign_configs.prime_rl:convert_prime_rl",
 }

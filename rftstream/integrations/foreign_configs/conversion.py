@@ -110,11 +110,17 @@ class Conversion:
     """
 
     def __init__(
-        self, system: str, given: Mapping[str, Any], defaults: Mapping[str, Any], known: Sequence[str] = ()
+        self,
+        system: str,
+        given: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        decided: Mapping[str, str],
+        known: Sequence[str] = (),
     ) -> None:
-        """`known`: the names of all settings that the other system has, if they are listed."""
+        """`decided`: prefixes of names, and why a run file needs no such settings. `known`: the names of all settings
+        that the other system has, if they are listed."""
         self.system = system
-        self._known = list(known)
+        self._decided, self._known = decided, list(known)
         self.algorithm = "grpo"
         self.taskset = "train"
         given = {name: value for name, value in given.items() if value is not None or name not in defaults}
@@ -175,20 +181,22 @@ class Conversion:
         _, algorithm, name = key.split(".")[:3]
         return algorithm == self.algorithm and name in _names_of(registry.resolve("algorithm", algorithm).Config)
 
-    def leave(self, name: str, reason: str) -> None:
-        """List a setting as not taken, unless its value is the other system's default."""
+    def leave(self, name: str, reason: str, *, at_default: bool = False) -> None:
+        """List a setting as not taken, unless its value is the other system's default; with `at_default`, also then."""
         self._seen.add(name)
-        if re.split(r"[ ,:]", name)[0] not in self._theirs:
-            self.leave_unread(name, reason)
+        if at_default or re.split(r"[ ,:]", name)[0] not in self._theirs:
+            self._not_taken.append(NotTaken(name, reason))
 
     def leave_unread(self, name: str, reason: str) -> None:
-        """List a setting whose value is not known: as not taken, or, if the other system's default stands in its place,
-        as something to write by hand."""
-        if name in self._theirs:
-            default = toml_value(self._given[name])
-            self.ask(f"{name}: {reason}; {default} stands in its place, {self.system}'s default: write the right value")
-        else:
+        """List a setting whose value is not known as something to write by hand; as not taken if no run file needs
+        it."""
+        if decided_reason(name, self._decided) is not None:
             self._not_taken.append(NotTaken(name, reason))
+        elif (value := self._given.get(name)) is not None:
+            of = f", {self.system}'s default" if name in self._theirs else ""
+            self.ask(f"{name}: {reason}; {toml_value(value)} stands in its place{of}: write the right value")
+        else:
+            self.ask(f"{name}: {reason}; write it by hand if the training depends on it")
 
     def ask(self, text: str) -> None:
         """List something that the user has to do by hand."""
@@ -291,12 +299,11 @@ class Conversion:
 
     # ---------------------------------------------------------------- the end
 
-    def finish(self, decided: Mapping[str, str]) -> ConvertedConfig:
-        """Return the run file and the report. `decided` maps prefixes of names to the reason why their settings are not
-        needed here."""
+    def finish(self) -> ConvertedConfig:
+        """Return the run file and the report."""
         for name, value in self._given.items():
             if name not in self._seen and value is not None and value != {}:
-                self.leave(f"{name} = {_short(value)}", self._reason(name, decided))
+                self.leave(f"{name} = {_short(value)}", self._reason(name))
         text = self._text()
         try:
             loader.from_toml(text)
@@ -305,12 +312,12 @@ class Conversion:
         taken = tuple(one for key, one in self._written.items() if key not in self._open)
         return ConvertedConfig(text, taken, tuple(self._not_taken), tuple(self._to_do), tuple(self.modules))
 
-    def _reason(self, name: str, decided: Mapping[str, str]) -> str:
+    def _reason(self, name: str) -> str:
         """Return why a setting that no rule has read is not taken."""
         if self._known and "." not in name and name not in self._known:
             near = registry.suggest(name, self._known)
             return f"{self.system} has no setting {name!r}" + (f"; {near}" if near.startswith("did you mean") else "")
-        return decided_reason(name, decided) or "no counterpart here"
+        return decided_reason(name, self._decided) or "no counterpart here"
 
     def _text(self) -> str:
         sections: dict[str, list[str]] = {}

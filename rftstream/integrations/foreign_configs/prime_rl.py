@@ -40,7 +40,7 @@ def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -
     """Return the run file for one file of `rl` or `sft`, or for files of trainer and orchestrator."""
     given = merged([(path, _whole(toml_files.read_toml(path))) for path in files])
     is_sft = any(name.startswith("data.") for name in given)
-    c = Conversion("prime-rl", given, TABLES["sft_defaults" if is_sft else "defaults"])
+    c = Conversion("prime-rl", given, TABLES["sft_defaults" if is_sft else "defaults"], TABLES["decided"])
     c.put("model.path", c.get("model.name"), "model.name")
     given_gpus = [c.get(f"deployment.num_{kind}_gpus") for kind in (("train",) if is_sft else ("train", "infer"))]
     if gpus is None and any(given_gpus):
@@ -62,7 +62,7 @@ def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -
         c.put("trackers.wandb", f"{entity}/{project}" if entity else project, "monitors.wandb.project")
     c.keep("ckpt.keep_last")
     c.get("output_dir")
-    return c.finish(TABLES["decided"])
+    return c.finish()
 
 
 def _whole(values: Mapping[str, Any]) -> dict[str, Any]:

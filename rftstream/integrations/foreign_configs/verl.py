@@ -53,7 +53,7 @@ def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> Co
     placed = {name for name in unread if name.endswith(PATHS)}
     for name in set(unread) - placed:
         del given[name]
-    conversion = Conversion("verl", given, defaults)
+    conversion = Conversion("verl", given, defaults, TABLES["decided"])
     for name, value in unread.items():
         if name in placed:
             conversion.ask(f"{name}: {value!r} has a variable of the shell; write the path in its place")
@@ -65,7 +65,7 @@ def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> Co
         if not path.is_file() and not path.stem.endswith("_trainer"):
             conversion.ask(f"the script takes the config {path.name}, which is not here: name that file, too")
     (_sft if is_sft else _reinforced)(conversion, files[0], gpus)
-    return conversion.finish(TABLES["decided"])
+    return conversion.finish()
 
 
 def _model(c: Conversion, name: str, path: Path) -> None:

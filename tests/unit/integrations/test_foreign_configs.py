@@ -21,8 +21,10 @@ import pytest
 from rftstream.config import aliases, loader
 from rftstream.config.placement import Gpu, Machine
 from rftstream.config.sections import MakeModel, ModelSection
-from rftstream.integrations.foreign_configs import convert_config, prime_rl, trl, trl_sources, verl
+from rftstream.integrations.foreign_configs import convert_config, prime_rl, verl
 from rftstream.integrations.foreign_configs.conversion import Conversion
+from rftstream.integrations.foreign_configs.trl import rules as trl
+from rftstream.integrations.foreign_configs.trl.sources import BARE
 from rftstream.models import machine
 from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight.checks.check import check
@@ -312,9 +314,9 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (SOLVED, f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'answer': str(row['n'])}})", "",
          {"columns": {"prompt": "q", "answer": "n"}}, ()),
         (OWN, f"{ROWS}.map(lambda row: {{'prompt': 'Sort: ' + row['q']}})", "",
-         {"options": {"template": "Sort: {q}"}, "chat_template": trl_sources.BARE}, ()),  # texts are given bare there
+         {"options": {"template": "Sort: {q}"}, "chat_template": BARE}, ()),  # texts are given bare there
         (OWN, "load_dataset('json', data_files='texts.jsonl', split='train')", "",
-         {"chat_template": trl_sources.BARE}, ()),
+         {"chat_template": BARE}, ()),
         (OWN, "load_dataset('json', data_files='texts.jsonl', split='train').map(lambda row: {'prompt': f(row)})", "",
          {"chat_template": None}, ("dataset.map: prompt is",)),  # whatever the prompts of the file are
         (OWN, CHATS, "max_steps=30, eval_strategy='steps', eval_steps=0.1), eval_dataset=(data",
@@ -565,7 +567,7 @@ def test_gpus_place_the_roles_and_nothing_is_written_over(tmp_path: Path, monkey
     ids=["trl", "verl", "verl-sft", "prime-rl"],
 )
 def test_names_that_mean_the_same_lead_to_settings_that_there_are(module: Any, names: Sequence[str]) -> None:
-    conversion = Conversion("x", {}, {})
+    conversion = Conversion("x", {}, {}, {})
     for name in names:
         conversion.algorithm = "ppo" if name.startswith(("critic", "algorithm", "trainer.critic")) else "grpo"
         keys = conversion.keys_of(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.integrations.foreign_configs import convert_config
-from rftstream.integrations.foreign_configs.trl_sources import BARE
+from rftstream.integrations.foreign_configs.trl.sources import BARE
 from tests.suite.each import each
 from tests.unit.integrations.test_foreign_configs import setting, written
 
@@ -314,3 +314,69 @@ def test_processes_that_only_accelerates_settings_name(
     assert all(one in text for one in said) and ("is not read here" in text) == any(
         "not read here" in one for one in said
     )
+
+
+PLAIN = """
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+class Mine(GRPOTrainer):
+    def compute_loss(self, *given):
+        return 0
+
+def right(completions, answer, **kwargs):
+    return [float(one in said) for said, one in zip(completions, answer)]
+
+def made(path):
+    rows = load_dataset("json", data_files=path, split="train")
+    IN_FUNCTION
+    return rows
+
+model = AutoModelForCausalLM.from_pretrained("m")
+tokenizer = AutoTokenizer.from_pretrained("m")
+dataset = made("rows.jsonl")
+args = GRPOConfig(output_dir="out", learning_rate=1e-6)
+BEFORE
+trainer = GRPOTrainer(model=model, reward_funcs=right, args=args, train_dataset=dataset)
+AFTER
+trainer.train()
+"""
+
+
+@each(
+    ("place", "statement"),
+    [
+        ("IN_FUNCTION", "rows.set_transform(mine)"),
+        ("BEFORE", "model.resize_token_embeddings(100)"),
+        ("BEFORE", "for one in model.parameters():\n    if one.ndim > 1:\n        one.requires_grad = False"),
+        ("BEFORE", "core = model.model\ncore.layers[0].requires_grad_(False)"),
+        ("BEFORE", "freeze(model)"),
+        ("BEFORE", "tokenizer.add_special_tokens({'additional_special_tokens': ['<a>']})\nmodel.tie(tokenizer)"),
+        ("BEFORE", "model.generation_config.temperature = 0.5"),
+        ("BEFORE", "setattr(args, 'learning_rate', 3e-6)"),
+        ("BEFORE", "args.set_lr_scheduler(name='cosine')"),
+        ("BEFORE", "if big:\n    pass\nelse:\n    args.learning_rate = 3e-6"),
+        ("BEFORE", "try:\n    import fast\nexcept ImportError:\n    args.learning_rate = 3e-6"),
+        ("BEFORE", "GRPOTrainer.compute_loss = mine"),
+        ("AFTER", "trainer.add_callback(Early())"),
+        ("AFTER", "trainer.args.learning_rate = 3e-6"),
+        ("AFTER", "trainer.reward_funcs.append(other)"),
+        ("AFTER", "with quiet():\n    trainer.create_optimizer = mine"),
+        ("AFTER", "trainer.train(resume_from_checkpoint=\n  newest())"),
+        ("Mine", "def compute_loss(self, *given):"),
+        (None, "tokenizer.pad_token = tokenizer.eos_token"),
+        (None, "model.config.use_cache = False\nmodel.print_trainable_parameters()"),
+        (None, "print(len(dataset))\nfor row in dataset:\n    print(row)"),
+    ],
+)  # fmt: skip
+def test_what_no_rule_reads_in_a_script_is_to_do(place: str | None, statement: str, tmp_path: Path) -> None:
+    script = PLAIN.replace("trainer = GRPOTrainer", "trainer = Mine") if place == "Mine" else PLAIN
+    for one in ("IN_FUNCTION", "BEFORE", "AFTER"):
+        inserted = statement if one == (place or "BEFORE") else "pass"
+        script = script.replace(one, inserted.replace("\n", "\n    ") if one == "IN_FUNCTION" else inserted)
+    done = convert_config("trl", written(tmp_path, {"train.py": script, "rows.jsonl": '{"prompt": "a"}\n'})[:1])
+    last = statement.splitlines()[-1].strip(" )")
+    said = [one for one in done.to_do if last in one or ("3e-06" in one and "3e-6" in last)]
+    assert bool(said) is (place is not None), done.to_do
+    assert place is not None or not done.to_do

@@ -14,7 +14,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rftstream.integrations.foreign_configs.trl_scopes import (
+from rftstream.integrations.foreign_configs.trl.scopes import (
     DEFINITIONS,
     UNKNOWN,
     Scope,
@@ -37,6 +37,8 @@ class Values(Protocol):
 
     scope: Scope
     """The scope of the module."""
+    read_statements: set[int]
+    """Ids of statements, beside those that bind a name, that a rule has read."""
 
     def value(self, node: ast.AST, scope: Scope) -> Any:
         """Return the value of an expression. UnreadableExpression if running the script would be needed."""

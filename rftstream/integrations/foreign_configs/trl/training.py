@@ -78,9 +78,8 @@ def put_objective(c: Conversion, kind: str) -> None:
         if c.get(name) is not None:
             c.leave(name, "what the assistant said is trained, always")
     if kind == "sft" and not (c.get("assistant_only_loss") or c.get("completion_only_loss")):
-        c.leave_unread(
-            "assistant_only_loss is off", "TRL trains all of a chat then, here what the assistant said, always"
-        )
+        there = "TRL trains all of a chat then, here what the assistant said, always"
+        c.leave("assistant_only_loss is off", there, at_default=True)
     if kind == "sft" and c.get("packing"):
         c.ask(
             f"packing: TRL's batch has blocks of {c.get('max_length')} tokens, of several rows each, here rows: set "

@@ -15,7 +15,7 @@ class UnreadableExpression(Exception):
     """An expression whose value is known only by running the script."""
 
     def __init__(self, node: ast.AST, reason: str = "") -> None:
-        text = ast.unparse(node)
+        text = " ".join(ast.unparse(node).split())
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         super().__init__(f"line {getattr(node, 'lineno', '?')}: {shown}{f', {reason}' if reason else ''}")
 
@@ -66,6 +66,9 @@ class Scope:
             elif isinstance(node, BRANCHES):
                 is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
                 self.add(node.body, in_branch or not (is_main or isinstance(node, ast.With)))
+                handlers = [one.body for one in getattr(node, "handlers", ())]
+                for other in (getattr(node, "orelse", []), *handlers, getattr(node, "finalbody", [])):
+                    self.add(other, True)
         return self
 
     def find(self, name: ast.Name) -> tuple[ast.AST, Scope]:

@@ -14,25 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
-from rftstream.integrations.foreign_configs.conversion import (
-    Conversion,
-    ConvertedConfig,
-    ConvertedModule,
-    many,
-    share,
-)
+from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, ConvertedModule, many, share
 from rftstream.integrations.foreign_configs.reading import lifted, merged, read_yaml, tables_of
-from rftstream.integrations.foreign_configs.trl_files import MORE_PROCESSES, launched_files, take_processes
-from rftstream.integrations.foreign_configs.trl_losses import put_correction, put_loss
-from rftstream.integrations.foreign_configs.trl_modules import UNREAD, Script
-from rftstream.integrations.foreign_configs.trl_script import ScriptReader
-from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
-from rftstream.integrations.foreign_configs.trl_training import (
-    evaluated_every,
-    put_in_steps,
-    put_model,
-    put_objective,
-)
+from rftstream.integrations.foreign_configs.trl.files import MORE_PROCESSES, launched_files, take_processes
+from rftstream.integrations.foreign_configs.trl.losses import put_correction, put_loss
+from rftstream.integrations.foreign_configs.trl.modules import UNREAD, Script
+from rftstream.integrations.foreign_configs.trl.script import ScriptReader
+from rftstream.integrations.foreign_configs.trl.sources import DatasetRules, with_evaluation
+from rftstream.integrations.foreign_configs.trl.training import evaluated_every, put_in_steps, put_model, put_objective
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
@@ -77,7 +66,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
             f"--trainer {kind}: the config has reward_funcs, which grpo and rloo take; say --trainer grpo"
         )
     defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
-    conversion = Conversion("TRL", settings, defaults, [*known, *script.own])
+    conversion = Conversion("TRL", settings, defaults, TABLES["decided"], [*known, *script.own])
     conversion.algorithm = ALGORITHMS[kind]
     processes = (launched.processes if launched is not None else None) or count or gpus
     rules = _TrlRules(conversion, kind, gpus, script, path, processes or 1)
@@ -85,14 +74,16 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         conversion.ask(f"{unread} {MORE_PROCESSES}")
     rules.apply()
     for name, place in script.unreadable.items():
-        if name not in settings and name not in rules.asked:
+        if name not in rules.asked:
             conversion.leave_unread(name, f"could not be read without running the script: {place}")
+    for place in script.unread_statements:
+        conversion.ask(f"{place}: nothing here reads this; if the training depends on it, it is to be set by hand")
     for name, text in unknown.items():
         conversion.leave_unread(name, f"{text!r}: only the shell that runs the script knows it")
     if script.environment:
         values = ", ".join(f"{name} = {value}" for name, value in script.environment.items())
         conversion.ask(f"the script's defaults of environment variables were taken: {values}")
-    return conversion.finish(TABLES["decided"])
+    return conversion.finish()
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:

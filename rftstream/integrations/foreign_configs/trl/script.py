@@ -17,9 +17,10 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
-from rftstream.integrations.foreign_configs.trl_modules import FunctionReader, Script, ScriptCode
-from rftstream.integrations.foreign_configs.trl_rows import DatasetReader
-from rftstream.integrations.foreign_configs.trl_scopes import (
+from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
+from rftstream.integrations.foreign_configs.trl.rest import HARMLESS, unread_statements
+from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
+from rftstream.integrations.foreign_configs.trl.scopes import (
     UNKNOWN,
     Scope,
     UnreadableExpression,
@@ -84,9 +85,11 @@ class ScriptReader:
             self._parsed["eval_strategy"] = "no"
         self._known = known
         self.scope = Scope().add(self._tree.body)
+        self.read_statements: set[int] = set()
+        """Ids of statements, beside those that bind a name, that a rule has read."""
         self._environment: dict[str, Any] = {}
         self._arguments_taken: set[str] = set()
-        classes = [node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)]
+        self._classes = classes = [node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)]
         self._own = {name: default for one in classes for name, default in fields_of(one)}
         """Fields of the script's own dataclasses, which its command line has beside TRL's, and their defaults."""
         derived = (one for one in classes if any(last_name(base).endswith(ARGUMENTS) for base in one.bases))
@@ -97,7 +100,7 @@ class ScriptReader:
 
     def read(self) -> Script:
         """Return the arguments of the script's trainer. ConfigError if there is none."""
-        call, scope, kind = self._trainer()
+        call, scope, kind, body = self._trainer()
         every = list(ast.walk(self._tree))
         names = {node.name for node in every if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
         names |= {ast.unparse(node.targets[0]) for node in every if isinstance(node, ast.Assign)}
@@ -142,6 +145,13 @@ class ScriptReader:
         for one in (keyword for call in trained for keyword in call.keywords):
             if one.arg == "resume_from_checkpoint" and isinstance(one.value, ast.Constant):
                 script.settings[one.arg] = one.value.value
+            elif one.arg == "resume_from_checkpoint":
+                script.unreadable[one.arg] = str(UnreadableExpression(one.value))
+        functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
+        bodies = [self._tree.body, *([body] if body is not self._tree.body else [])]
+        own = [one for one in self._classes if one.name == last_name(call.func)]  # a class derived from TRL's trainer
+        left = unread_statements(bodies, call, functions, self.read_statements)
+        script.unread_statements = [str(UnreadableExpression(one)) for one in [*own, *left]]
         return script
 
     def _is_models_own(self, node: ast.AST, given: Mapping[str, ast.expr], scope: Scope) -> bool:
@@ -150,19 +160,27 @@ class ScriptReader:
             return bool(self._model(node, scope) == self._model(given["model"], scope))
         return False
 
-    def _trainer(self) -> tuple[ast.Call, Scope, str]:
+    def _trainer(self) -> tuple[ast.Call, Scope, str, list[ast.stmt]]:
+        """Return the call that makes the trainer, its scope, the kind of trainer, and the body that it is in."""
         for scope, body in self._bodies():
             for node in body:
                 for call in ast.walk(node) if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) else ():
-                    name = last_name(call.func) if isinstance(call, ast.Call) else ""
-                    if isinstance(call, ast.Call) and name.endswith("Trainer") and name[:-7] in KINDS:
-                        return call, scope, name[:-7]
+                    if isinstance(call, ast.Call) and (kind := self._kind(last_name(call.func))):
+                        return call, scope, kind, body
         known = ", ".join(f"{kind}Trainer" for kind in KINDS)
         calls = [last_name(one.func) for one in ast.walk(self._tree) if isinstance(one, ast.Call)]
         if other := next((name for name in calls if name.removesuffix("Trainer") in ELSEWHERE), None):
             near = ELSEWHERE[other.removesuffix("Trainer")]
             raise ConfigError(f"{self._path}: {other} has no counterpart here: {near}; what is converted is {known}")
         raise ConfigError(f"{self._path}: no trainer in it that has a counterpart here; expected one of {known}")
+
+    def _kind(self, name: str) -> str | None:
+        """Return the kind of trainer of a class: TRL's, or one that the script derives from it."""
+        if name.endswith("Trainer") and name[:-7] in KINDS:
+            return name[:-7]
+        own = next((one.value for one in self.scope.bound if one.name == name), None)
+        bases = [last_name(one) for one in own.bases] if isinstance(own, ast.ClassDef) else []
+        return next((kind for base in bases if base != name and (kind := self._kind(base))), None)
 
     def _bodies(self) -> Iterator[tuple[Scope, list[ast.stmt]]]:
         yield self.scope, self._tree.body
@@ -307,6 +325,7 @@ class ScriptReader:
         changed = re.compile(rf"{re.escape(ast.unparse(node))}\.(\w+)") if isinstance(node, ast.Name) else None
         for one in around.bound if changed is not None else ():
             if match := changed.fullmatch(one.name) if changed else None:
+                self.read_statements.add(id(one.statement))
                 if one.in_branch:
                     script.unreadable[match[1]] = str(UnreadableExpression(one.value, "which is set in a branch"))
                 else:
@@ -351,7 +370,11 @@ def _loaded_as(reader: ScriptReader, node: ast.AST, scope: Scope, script: Script
             elif isinstance(call, ast.Call) and last_name(call.func) in CHATTY:
                 found["model.chat_format"] = last_name(call.func)
             elif isinstance(call, ast.Call) and last_name(call.func) == "from_pretrained":
-                for one in (keyword for keyword in call.keywords if keyword.arg in HOW_LOADED):
+                for one in call.keywords:
+                    if one.arg not in HOW_LOADED:
+                        if one.arg not in HARMLESS["loaded"]:
+                            found[f"from_pretrained.{one.arg}"] = ast.unparse(one.value)
+                        continue
                     try:
                         value, around = reader.resolved(one.value, scope)
                         if one.arg == "quantization_config" and isinstance(value, ast.Call):

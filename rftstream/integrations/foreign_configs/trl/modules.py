@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.integrations.foreign_configs.trl_rows import Values
-from rftstream.integrations.foreign_configs.trl_scopes import (
+from rftstream.integrations.foreign_configs.trl.rows import Values
+from rftstream.integrations.foreign_configs.trl.scopes import (
     DEFINITIONS,
     UNKNOWN,
     Binding,
@@ -206,6 +206,8 @@ class Script:
     settings: dict[str, Any] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     """Setting -> the expression of its value."""
+    unread_statements: list[str] = field(default_factory=list)
+    """Statements that may change the training, which no rule reads."""
     functions: set[str] = field(default_factory=set)
     environment: dict[str, Any] = field(default_factory=dict)
     """Environment variable -> the script's default, which was taken."""
@@ -275,6 +277,7 @@ class FunctionReader:
 
     def _changed(self, listed: list[Any], change: Binding) -> list[Any]:
         """Return a list after a call of one of its methods."""
+        self._reader.read_statements.add(id(change.statement))
         call = change.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and not change.in_branch:
             method, given = call.func.attr, [ast.unparse(one) for one in call.args]

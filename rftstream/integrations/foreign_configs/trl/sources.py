@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.integrations.foreign_configs.conversion import Conversion
-from rftstream.integrations.foreign_configs.trl_files import (
+from rftstream.integrations.foreign_configs.trl.files import (
     FORMATS,
     count_rows,
     described,
@@ -18,7 +18,7 @@ from rftstream.integrations.foreign_configs.trl_files import (
     rows_of,
     source_of,
 )
-from rftstream.integrations.foreign_configs.trl_modules import Script
+from rftstream.integrations.foreign_configs.trl.modules import Script
 
 KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected", "images")
 OURS = {"solution": "answer", "ground_truth": "answer", "image": "images"}
@@ -94,7 +94,7 @@ class DatasetRules:
         rows = min([one for one in (rows, limits.get("size")) if one is not None], default=None)
         limits, rows, said = self._divided(prefix, limits, rows)
         if limits and not (self._samples or of_hub):
-            c.leave_unread(f"rows of {whole}", "only a source hf: takes some; write these to a file")
+            c.leave(f"rows of {whole}", "only a source hf: takes some; write these to a file")
             limits = {}
         self._leave_changes(prefix)
         template = c.get(f"{prefix}dataset.template")
@@ -167,7 +167,7 @@ class DatasetRules:
             source = source_of(name, files, folder, split or "train", self._path.parent, experts=not self._samples)
         elif files or folder:
             there = f"{prefix}load_dataset.{'data_files' if files else 'data_dir'} = {files or folder!r}"
-            c.leave_unread(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
+            c.leave(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
         if source is None:
             place = f"that load_dataset returns for {described(name, files, folder)}"
             source, first, end = self._by_hand(prefix, place), None, None  # what the user writes is sliced

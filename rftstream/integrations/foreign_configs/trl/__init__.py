@@ -1,0 +1,1 @@
+"""Converts configs and training scripts of TRL."""

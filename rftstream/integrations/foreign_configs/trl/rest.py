@@ -1,0 +1,142 @@
+"""Statements of a training script of TRL that have a say in its training, and that no rule reads.
+
+Rules read what the trainer is made of. A script can do more with it: freeze weights, patch a method, add a callback. A
+statement that touches the trainer, its model, its settings or its data is left to the user, unless it is known to
+leave the training as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+
+from rftstream.integrations.foreign_configs.reading import tables_of
+from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name
+
+HARMLESS = {name: frozenset(words.split()) for name, words in tables_of("trl")["harmless"].items()}
+"""Functions and methods, settings, and arguments of a loaded model that leave the training as it is."""
+PATCHED = ("trl", "transformers", "peft")
+"""Packages whose own parts a script may replace."""
+
+
+def unread_statements(
+    bodies: Sequence[Sequence[ast.stmt]],
+    trainer: ast.Call,
+    functions: dict[str, ast.FunctionDef],
+    read: Collection[int],
+) -> list[ast.stmt]:
+    """Return the statements in these bodies, and in the script's functions that they make values with, in the order of
+    lines. `read`: the ids of statements that a rule has read."""
+    names = _names_in(trainer)
+    found: dict[int, ast.stmt] = {}
+    waiting, seen = [(body, names) for body in bodies], {one.lineno for body in bodies for one in body[:1]}
+    while waiting:
+        body, wanted = waiting.pop()
+        statements = list(_statements(body))
+        touched = _touched(statements, wanted, trainer)
+        found |= {id(one): one for one in statements if _matters(one, touched, functions) and id(one) not in read}
+        for name in (called for one in statements for called in _makers(one, touched)):
+            if (made := functions.get(name)) is not None and made.body[0].lineno not in seen:
+                seen.add(made.body[0].lineno)
+                returned = [one for one in ast.walk(made) if isinstance(one, ast.Return)]
+                waiting.append((made.body, {used for one in returned for used in _names_in(one)}))
+    return sorted(found.values(), key=lambda one: one.lineno)
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a body and of its branches, without those that define something."""
+    for node in body:
+        if isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
+            continue
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for one in getattr(node, part, ()):
+                yield from _statements([one] if isinstance(one, ast.stmt) else one.body)
+
+
+def _touched(statements: Sequence[ast.stmt], wanted: set[str], trainer: ast.Call) -> set[str]:
+    """Return the names that stand for something that the trainer gets, or for a part of it."""
+    pairs = [pair for one in statements for pair in _bound(one)]
+    bound = {name for name, _ in pairs}
+    touched = set(wanted) | {name for name, value in pairs if any(one is trainer for one in ast.walk(value))}
+    while True:
+        new = {used for name, value in pairs if name in touched for used in _names_in(value) if used in bound}
+        new |= {name for name, value in pairs if _root(value) in touched}
+        if new <= touched:
+            return touched
+        touched |= new
+
+
+def _bound(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Yield names that a statement binds, with their values; a loop binds a part of what it goes through."""
+    if isinstance(node, ast.Assign):
+        pairs = [(target, node.value) for target in node.targets]
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value is not None:
+        pairs = [(node.target, node.value)]
+    elif isinstance(node, ast.For):
+        source = node.iter.func if isinstance(node.iter, ast.Call) else node.iter
+        pairs = [(node.target, source)]
+    else:
+        pairs = []
+    for target, value in pairs:
+        yield from ((one.id, value) for one in _parts(target) if isinstance(one, ast.Name))
+
+
+def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> bool:
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        parts = [one for target in targets for one in _parts(target) if isinstance(one, (ast.Attribute, ast.Subscript))]
+        return any(
+            (_root(one) in touched or _is_patched(one))
+            and (not isinstance(one, ast.Attribute) or one.attr not in HARMLESS["set"])
+            for one in parts
+        )
+    if not isinstance(node, ast.Expr) or not isinstance(call := node.value, ast.Call):
+        return False
+    name = last_name(call.func)
+    given = [*call.args, *(one.value for one in call.keywords)]
+    if name in HARMLESS["calls"] or (name in functions and not given):
+        return False
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return _root(owner) in touched or any(_root(one) in touched for one in given)
+
+
+def _is_patched(node: ast.expr) -> bool:
+    """Return whether a part of a library is replaced, such as GRPOTrainer.compute_loss."""
+    root = _root(node)
+    return root in PATCHED or root.endswith("Trainer")
+
+
+def _makers(node: ast.stmt, touched: set[str]) -> Iterator[str]:
+    """Yield the names of functions that a statement calls for a value that the trainer gets, or trains with."""
+    values = [value for name, value in _bound(node) if name in touched]
+    values += [node.value] if isinstance(node, ast.Expr) else []
+    for value in values:
+        called = (one.func for one in _walked(value) if isinstance(one, ast.Call))
+        yield from (one.id for one in called if isinstance(one, ast.Name))
+
+
+def _walked(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and what is in it, without functions, which run later."""
+    yield node
+    for one in ast.iter_child_nodes(node):
+        if not isinstance(one, ast.Lambda):
+            yield from _walked(one)
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in _walked(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+def _root(node: ast.AST | None) -> str:
+    """Return the name at the beginning of `name.part["other"]`, or nothing."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _parts(target: ast.expr) -> list[ast.expr]:
+    """Return what a target of an assignment consists of."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [part for one in target.elts for part in _parts(one)]
+    return [target]
