@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rftstream.algorithms.settings import CriticConfig
+    from rftstream.backends.stopping import UpdateStop
     from rftstream.contracts.batches import Experience
     from rftstream.models.spec import ModelSpec
     from rftstream.weights.snapshot import RawTensor
@@ -190,6 +191,17 @@ class OffloadingBackend(Backend, Protocol):
         `on_device`.
 
         `served_tensors` and `save` read the state in main memory. The move changes nothing, to the bit."""
+
+
+class StoppableBackend(Backend, Protocol):
+    """A backend that can leave a batch half trained, as if it had never begun it.
+
+    with backend.stopping.heeded():
+        update = backend.update(rows, algorithm, plan)  # UpdateStopped, if another thread called backend.stopping.ask()
+    """
+
+    stopping: UpdateStop
+    """The request to do so. The trainer makes it if it is told to leave and the batch takes long."""
 
 
 class PublishingBackend(Backend, Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.stopping import UpdateStop
 from rftstream.core.samples import plain_sum
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import copy_companions
@@ -47,6 +47,7 @@ class FakeBackend:
 
     def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
         self._config, self._spec, self._seed = config, model, seed
+        self.stopping = UpdateStop()
         self.is_on_device = False
         """Whether a backend with a real device would hold its memory now."""
 
@@ -65,8 +66,7 @@ class FakeBackend:
         if lacking := [name for name in sorted(algorithm.needs) if name.startswith(("reference_", "row_"))]:
             raise ConfigError(f"backend fake: the algorithm needs {', '.join(lacking)}, which it can't give")
         self.is_on_device = True
-        if self._config.step_s:
-            time.sleep(self._config.step_s)
+        self.stopping.sleep(self._config.step_s)
         self._num_batches += 1
         num_tokens = float(sum(row.loss_mask.sum() for row in rows))
         if self._num_batches - 1 in self._config.nan_at:

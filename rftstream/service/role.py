@@ -294,8 +294,9 @@ class SingleStep(Protocol):
         return False
 
     def leave(self) -> None:
-        """Save work for a successor. Called at most once, when the process is to leave and nothing is pending. `close`
-        comes next. By default everything that a successor needs is on the log."""
+        """Save work for a successor. Called when the process is to leave and nothing is pending; `close` comes next. If
+        the step is `busy` for long, it is called before that, too, again and again: the step then drops what it has
+        begun, if a successor can do that again. By default everything that a successor needs is on the log."""
         return
 
     @property

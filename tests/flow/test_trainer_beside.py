@@ -14,13 +14,14 @@ from rftstream.backends.fake import FakeBackend
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ProducerLost, WeightsError
+from rftstream.service.loops.single import FINISH_S
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
 from rftstream.weights.checkpoints import CheckpointStore, StagedCheckpoint
 from rftstream.weights.publisher import WeightsPublisher
 from tests.flow.disturbed import gave_way
 from tests.flow.scene import Scene
-from tests.flow.trained import announced_of, checkpoints_of, names, steps_of, trained
+from tests.flow.trained import announced_of, checkpoints_of, digests_of, names, steps_of, trained
 from workers.trainer import build
 
 WAIT_S = 60.0
@@ -146,6 +147,31 @@ def test_told_to_leave_it_ends_what_it_has_begun_and_saves_it(tmp_path: Path, ga
     assert checkpoints_of(scene) == [(1, 2)]
     assert len(gate.calls) == 2
     trainer.service.close()
+
+
+@pytest.mark.law("replay")
+def test_told_to_leave_in_a_long_step_it_saves_the_one_before(tmp_path: Path, gate: Held) -> None:
+    """It leaves the batch half trained, and its successor trains it again to the same bits."""
+    scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2, trainer__checkpoint_every=100)
+    gate.let(1)
+    until(trainer, lambda: (1, 1) in announced_of(scene) and len(gate.calls) == 2)
+    trainer.service.drain()
+    for _ in range(3):
+        trainer.tick()
+    assert not trainer.done, "it has some time"
+    scene.clock.advance(FINISH_S)
+    trainer.tick()
+    gate.let(100)
+    until(trainer, lambda: trainer.done)
+    trainer.service.close()
+    assert names(steps_of(scene)) == [(1, 0), (1, 1)]
+    assert checkpoints_of(scene) == [(1, 1)]
+    trainer.restart()
+    until(trainer, lambda: (2, 3) in announced_of(scene))
+    trainer.stop()
+    alone = Scene(tmp_path / "alone", feeder__max_staleness=2)
+    trained(alone, 3)
+    assert digests_of(scene) == digests_of(alone)
 
 
 @pytest.mark.law("replay")

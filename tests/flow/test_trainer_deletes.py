@@ -110,15 +110,31 @@ def test_damaged_ones_are_passed_over_and_without_any_it_says_what_is_missing(tm
         RoleDriver(scene, "trainer").work()
 
 
-def test_a_store_that_lacks_all_checkpoints_is_told_from_a_run_that_has_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("lost", "keep", "found", "expected"),
+    [
+        ("checkpoints/", 2, "no checkpoint", "one of 1/6, 1/8"),
+        ("", 20, "no checkpoint", "the weights that the log names"),  # which names no checkpoint, as none was deleted
+        ("damaged", 20, "a damaged checkpoint", "one of 1/2, 1/4, 1/6, 1/8"),
+    ],
+)
+def test_a_store_that_lost_its_checkpoints_is_refused_until_the_run_goes_back_to_the_beginning(
+    tmp_path: Path, lost: str, keep: int, found: str, expected: str
 ) -> None:
-    caplog.set_level("WARNING")
-    scene = scene_of(tmp_path, retention=None)
-    for one in [*scene.store.list("checkpoints/")]:
-        del scene.store.objects[one]
+    scene = scene_of(tmp_path, retention=None, trainer__keep_checkpoints=keep)
+    digests = digests_of(scene)
+    for one in [*scene.store.list("checkpoints/" if lost == "damaged" else lost)]:
+        if lost != "damaged":
+            del scene.store.objects[one]
+        elif "/files/" in one:
+            scene.store.objects[one] = b"damaged"
+    match = f"has {found}, expected {expected}.* to go on from version 8; .* --set run.resume=0"
+    with pytest.raises(ConfigError, match=match):
+        RoleDriver(scene, "trainer").work()
+    roll_back(scene.transport(), scene.store, scene.folder.run_id, 0)
     RoleDriver(scene, "trainer").work()
-    assert "none of the checkpoints 1/6, 1/8 is in the store" in caplog.text
+    assert names(steps_of(scene))[-1][1] == 8
+    assert digests_of(scene) == digests
 
 
 @pytest.mark.law("replay")

@@ -173,7 +173,7 @@ def test_after_a_lost_producer_nothing_is_kept_of_what_was_not_committed(tmp_pat
         commits += process == "trainer" and point == "before_commit"
         if commits == 2:  # the claim was the first
             scene.log.fault = None
-            damage(scene, "000001-00000002")
+            del scene.store.objects["checkpoints/000001-00000002/manifest.json"]
             raise ProducerLost("simulated")
 
     scene.log.fault = lose_the_anchor

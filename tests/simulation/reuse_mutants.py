@@ -15,7 +15,7 @@ from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
 from rftstream.roles.buffer import reuse as reuse_module
 from rftstream.roles.buffer.reuse import ReusedBodies, ReusePool
 from rftstream.roles.buffer.step import BufferStep
-from rftstream.roles.trainer.retention.checkpoints import CompletedGroups
+from rftstream.roles.trainer.retention.completed_groups import CompletedGroups
 from rftstream.service.role import SingleTransaction
 from tests.simulation.changes import Change, around, instead, together
 

@@ -25,7 +25,7 @@ STEP = 50
 BUDGETS = {
     "api": 1_050,
     "algorithms": 2_150,
-    "backends": 5_050,
+    "backends": 5_100,
     "commands": 3_400,
     "config": 2_400,
     "contracts": 2_500,
@@ -43,7 +43,7 @@ BUDGETS = {
     "queries": 14_250,
     "replay": 800,
     "rewards": 8_450,
-    "roles": 10_500,
+    "roles": 10_550,
     "runs": 2_750,
     "sandbox": 2_700,
     "service": 2_800,

@@ -19,6 +19,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import CRITIC, MASTERS_FILE, MOMENTS_FILE, POLICY, OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.leaving import LeavesDevice
+from rftstream.backends.stopping import UpdateStop
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
@@ -44,8 +45,8 @@ def rounds_parameters(config: TorchBackend.Config, spec: ModelSpec, device: str)
 
 
 class TorchBackend(LeavesDevice):
-    """A backend in one process on one device, as `CriticBackend`, `RenewingBackend` and `OffloadingBackend` describe
-    it."""
+    """A backend in one process on one device, as `CriticBackend`, `RenewingBackend`, `OffloadingBackend` and
+    `StoppableBackend` describe it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -114,6 +115,7 @@ class TorchBackend(LeavesDevice):
         self._config, self._spec, self._settings, self._seed = config, model, optimizer, seed
         self._device = torch.device(model.device)
         self._rounded = rounds_parameters(config, model, self._device.type)
+        self.stopping = UpdateStop(closely=self._device.type == "cpu" and not config.compile)
         self._network: Any = None
         self._names: Any = None
         self._masters: Any = None
@@ -160,6 +162,7 @@ class TorchBackend(LeavesDevice):
             sum_embeddings_in_float32(model)
         if self._config.compile:
             compile_layers(model)
+        self.stopping.watch(model)
         self._num_updates, self._parameters = 0, parameters
         self._masters = self._trained[POLICY] = Masters(
             self._network,
@@ -338,6 +341,7 @@ class TorchBackend(LeavesDevice):
         if self._reference is None:
             with same_random(self._device):
                 model = load_model(self._spec, self._device).requires_grad_(False)
+                self.stopping.watch(model)
                 self._reference = self._network_of(model)
             for parameter in model.parameters() if self._rounded else ():  # rounded like the policy
                 parameter.data = parameter.data.bfloat16()
@@ -384,6 +388,7 @@ class TorchBackend(LeavesDevice):
         network = ValueNetwork(model, NetworkSettings.of(self._config, self._device))
         if self._config.compile:
             compile_layers(model)
+        self.stopping.watch(model)
         parameters = dict(model.named_parameters())
         offload, moments = self._config.offload_optimizer, self._config.moments
         return Masters(network, parameters, self._settings, offload=offload, moments=moments)

@@ -19,6 +19,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import CRITIC, POLICY, Update, UpdatePlan
 from rftstream.backends.passes import ALL, ALL_ROWS_LEARN, MicrobatchShare, Passes, computed_by_row
+from rftstream.backends.stopping import UpdateStopped
 from rftstream.backends.torch.critic import CriticPasses
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.errors import ConfigError
@@ -110,21 +111,29 @@ class Learner:
 
 def take_steps(learners: Sequence[Learner], algorithm: Algorithm, num_steps: int) -> bool:
     """Take all steps of a batch, and return True. If a loss or norm is NaN or infinite, undo all steps and return
-    False.
+    False. UpdateStopped, with all steps undone, if that is asked for.
 
     In lockstep each network takes its step before the next network's gradients are computed. So every network but the
     last needs a copy from which it can be restored."""
     lockstep = learners[0].trained.in_lockstep
     undoable = learners if num_steps > 1 else learners[:-1] if lockstep else ()
     copies = [learner.trained.copy() if learner in undoable else None for learner in learners]
+
+    def undo() -> None:
+        for learner, copied in zip(learners, copies, strict=True):
+            learner.trained.undo(copied)
+
     for step in range(num_steps):
         is_finite = True
-        for learner in learners:
-            if is_finite or not lockstep:
-                is_finite = learner.accumulate(step, algorithm) and is_finite
+        try:
+            for learner in learners:
+                if is_finite or not lockstep:
+                    is_finite = learner.accumulate(step, algorithm) and is_finite
+        except UpdateStopped:
+            undo()
+            raise
         if not is_finite:
-            for learner, copied in zip(learners, copies, strict=True):
-                learner.trained.undo(copied)
+            undo()
             return False
         for learner in learners:
             learner.step()

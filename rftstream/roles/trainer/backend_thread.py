@@ -46,6 +46,11 @@ class BackendThread:
         if self.is_touched and hasattr(self.backend, "give_up"):
             self.backend.give_up()
 
+    def stop_update(self) -> None:
+        """Ask a backend that can leave a batch half trained to do so."""
+        if hasattr(self.backend, "stopping"):
+            self.backend.stopping.ask()
+
     def note_step(self, version: int) -> None:
         """Tell a backend with a loop of somebody else that a version is on the log."""
         if hasattr(self.backend, "note_step"):

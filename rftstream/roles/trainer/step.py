@@ -127,14 +127,8 @@ class TrainerStep(SingleStep):
         self._held_out = held_out
         self._backend = BackendThread(training.backend, compute)
         self._share = TrainerShare(lock, self._backend, clock)
-        self._end = RunEnd(
-            config,
-            clock,
-            final,
-            export=self._backend.asked(training.backend.export),
-            describe=describe,
-            newest_epoch=newest_epoch,
-        )
+        export = self._backend.asked(training.backend.export)
+        self._end = RunEnd(config, clock, final, export=export, describe=describe, newest_epoch=newest_epoch)
         self._updates = UpdateCycle(
             config=config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
         )
@@ -287,7 +281,8 @@ class TrainerStep(SingleStep):
             has_ended = pending.ends_within(LOOK_UP_S)
             if not has_ended or not self._checkpoints.has_room(pending.progress.version + 1, LOOK_UP_S):
                 return None
-            return self._publish(self._updates.finish(pending))
+            trained = self._updates.finish(pending)
+            return None if trained is None else self._publish(trained)
         if self._paused or self._share.is_waiting:
             return None
         # The run can also end without a batch. The feeder's record that there are no more tasks may follow the last
@@ -427,8 +422,11 @@ class TrainerStep(SingleStep):
         self._end.drains = True
 
     def leave(self) -> None:
-        """Write a checkpoint, so that a successor does not train any batch again."""
-        if self._progress.version and not self._is_anchor_due and not self.done and self._stop is None:
+        """Write a checkpoint, so that a successor does not train any batch again. An update that takes long leaves its
+        batch half trained first."""
+        if self.busy:
+            self._updates.stop()
+        elif self._progress.version and not self._is_anchor_due and not self.done and self._stop is None:
             self._checkpoints.write_before_leaving(self._epoch, self._progress)
 
     def health(self) -> Mapping[str, object]:
@@ -440,6 +438,7 @@ class TrainerStep(SingleStep):
     def close(self) -> None:
         """Abandon the update and the version being written, and close the backend."""
         self._backend.give_up()
+        self._updates.stop()
         self._updates.abandon()
         if self._publication is not None:
             self._publication.abandon()

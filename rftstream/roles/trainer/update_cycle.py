@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rftstream import metrics
 from rftstream.algorithms.base import spread_needed
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, is_without_signal, likely_cause
+from rftstream.backends.stopping import UpdateStopped
 from rftstream.clock import Clock
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_names import server_update
@@ -85,8 +86,8 @@ class TrainedBatch:
 @dataclass(eq=False, kw_only=True)
 class UpdateCycle:
     """The updates of the backend, one at a time, in a thread of its own. The step makes it once and calls `abandon` at
-    each recovery. For each batch it calls `begin`, then `ends_within` until that is true, then `finish`. It calls
-    `rest` whenever the backend becomes idle."""
+    each recovery. For each batch it calls `begin`, then `ends_within` until that is true, then `finish`, and `stop`
+    if the update should end sooner. It calls `rest` whenever the backend becomes idle."""
 
     config: RunConfig
     training: Training
@@ -131,9 +132,20 @@ class UpdateCycle:
             waited_s=self.idle_s,
         )
 
-    def finish(self, pending: PendingUpdate) -> TrainedBatch:
-        """Return the result of the update, and wait for it if necessary. Errors of the update are raised."""
-        update, values, staleness, step_s = pending.result()
+    def stop(self) -> None:
+        """Let the running update end soon, by leaving its batch half trained if the backend can do so."""
+        if self.pending is not None:
+            self.backend.stop_update()
+
+    def finish(self, pending: PendingUpdate) -> TrainedBatch | None:
+        """Return the result of the update, and wait for it if necessary. None if its batch was left half trained, which
+        a successor trains again. Errors of the update are raised."""
+        try:
+            update, values, staleness, step_s = pending.result()
+        except UpdateStopped:
+            self.pending = None
+            log.warning("step %d is left half done; it is trained again on resume", pending.progress.version + 1)
+            return None
         self.pending = None
         batch, before = pending.batch, pending.progress
         self.mismatch.look(values, batch.experiences)

@@ -50,6 +50,11 @@ class Versions:
         """Whether `steps` has a trained version: version 0 alone teaches nothing again."""
         return any(newest for _, newest in self._recorded.values())
 
+    @property
+    def newest(self) -> int:
+        """The newest version in force according to `steps`."""
+        return self._recorded[max(self._recorded)][1] if self._recorded else 0
+
     def record(self, step: StepRecord) -> None:
         """Apply a step. A step of a replaced trainer does not count."""
         if self._lineage.take(step.name, resumed=step.resumed):

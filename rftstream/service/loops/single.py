@@ -16,6 +16,7 @@ waits for such a claim, longer each time. If it claimed the role again at once, 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -42,6 +43,10 @@ TRANSACTIONS_A_TICK = 16
 SLICE_S = 0.1
 """Seconds after which a tick begins no further transaction, so that signals and `control` are checked between two
 ticks."""
+
+FINISH_S = 10.0
+"""Seconds for which a worker that is told to leave waits for work in progress. The rest of its time is for saving what
+is done."""
 
 PRODUCER_TIMEOUT_S = 60.0
 """Seconds after which the log aborts an open transaction. The start of a successor aborts it at once."""
@@ -83,6 +88,7 @@ class SingleService(Service):
         self._pending: SingleTransaction | None = None
         """The transaction that must be on the log before the step is asked for another."""
         self._fenced_starts = 0
+        self._leave_at = math.inf
         self._gives_way = GivesWay()
 
     def sources(self) -> Sequence[Reader | Member]:
@@ -107,6 +113,7 @@ class SingleService(Service):
     def drain(self) -> None:
         """Leave now if no work was begun. Otherwise leave as soon as that work is on the log."""
         super().drain()
+        self._leave_at = self.clock.now() + FINISH_S
         if not self._leave_if_free():
             self.step.paused(True)  # the step finishes the work that it has begun
 
@@ -134,6 +141,8 @@ class SingleService(Service):
         if isinstance(in_force, float):
             return in_force
         began = self.clock.now()
+        if began >= self._leave_at and self.step.busy:
+            self.step.leave()
         absorbed = self._absorb(in_force)
         if self.step.done or (self.view.finished is not None and not self.step.outlives_the_run):
             self.done = True

@@ -7,6 +7,7 @@ import torch
 from safetensors.numpy import load_file
 
 from rftstream.algorithms.grpo import Grpo
+from rftstream.backends.stopping import UpdateStop, UpdateStopped
 from rftstream.backends.torch import attention
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
@@ -113,6 +114,38 @@ def test_a_nan_leaves_everything_as_it_was(spec, grpo, tmp_path, changes):
     assert np.isnan(update.metrics["loss"])
     assert tiny.whole_state(backend, tmp_path / "after") == before
     assert not backend.update(tiny.rows(seed=3), grpo, tiny.plan()).skipped
+
+
+@pytest.mark.law("replay")
+@pytest.mark.parametrize("changes", [{}, {"minibatches": 2, "updates_per_batch": 2}])
+@pytest.mark.parametrize("settings", [{}, {"offload_parameters": True, "gradient_checkpointing": True}])
+def test_a_batch_left_half_trained_leaves_everything_as_it_was(spec, tmp_path, monkeypatch, changes, settings):
+    """At its first layer, in the backward passes of its first and its last step, and between."""
+    algorithm, rows, plan = Grpo(Grpo.Config(kl_coef=0.5)), tiny.rows(seed=2), tiny.plan(**changes)
+    checks = []
+    check = UpdateStop.check
+
+    def counted(stop, *of):
+        checks.append(of)
+        if len(checks) == place:
+            stop.ask()
+        check(stop, *of)
+
+    monkeypatch.setattr(UpdateStop, "check", counted)
+    backend, place = tiny.backend(spec, **settings), None
+    backend.update(tiny.rows(seed=1), algorithm, plan)
+    before = tiny.whole_state(backend, tmp_path / "before")
+    for place in np.linspace(1, len(checks), 6).astype(int):
+        stopped = tiny.backend(spec, **settings)
+        stopped.load(tmp_path / "before")
+        checks.clear()
+        with stopped.stopping.heeded(), pytest.raises(UpdateStopped):
+            stopped.update(rows, algorithm, plan)
+        assert tiny.whole_state(stopped, tmp_path / f"after-{place}") == before
+    place = None
+    for one in (backend, stopped):  # once it is not heeded any more, the request is without effect
+        one.update(rows, algorithm, plan)
+    assert tiny.whole_state(stopped, tmp_path / "b") == tiny.whole_state(backend, tmp_path / "a")
 
 
 @pytest.mark.law("replay")

@@ -11,7 +11,7 @@ import pytest
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, ReuseKind, ReuseOffer, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
-from rftstream.roles.trainer.retention.checkpoints import CompletedGroups
+from rftstream.roles.trainer.retention.completed_groups import CompletedGroups
 from tests.suite.each import each
 
 pytestmark = pytest.mark.law("conservation")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from rftstream.backends.base import Backend
 from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import Trimmed
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, TransportError, WeightsError
@@ -29,6 +29,7 @@ from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.roles.trainer.backend_thread import BackendThread
 from rftstream.roles.trainer.pending_update import abandon, ends_within
 from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.retention.completed_groups import CompletedGroups
 from rftstream.roles.trainer.retention.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.trainer.versions import Versions
 from rftstream.roles.verifier import VERIFIER
@@ -103,10 +104,8 @@ class Checkpoints:
                 f"{since} to begin with; put a copy of one back, or begin a new run with model.init_from"
             )
         if self.versions.any_recorded:
-            why = "no usable checkpoint" if self._written else "no checkpoint yet (trainer.checkpoint_every)"
-            if not self._written and said is not None and said.checkpoints:
-                gone = ", ".join(f"{one.trainer_epoch}/{one.version}" for one in said.checkpoints)
-                why = f"none of the checkpoints {gone} is in the store (is weights.store another place now?)"
+            _check_none_lost(self)
+            why = "no checkpoint yet (trainer.checkpoint_every)"
             log.warning("%s; training all recorded batches again from version 0", why)
         self.backend.begin_anew()
         return None
@@ -283,6 +282,24 @@ def _write_staged(
     store.write_staged(name, staged, state)
 
 
+def _check_none_lost(checkpoints: Checkpoints) -> None:
+    """Raise ConfigError if the store has lost all checkpoints in force, so that all would be trained again. A user who
+    wants that goes back to version 0: then none is in force."""
+    said, written, version = checkpoints.deletions.said, checkpoints.kept, checkpoints.versions.newest
+    named = () if said is None else said.checkpoints
+    known = sorted(filter(checkpoints.versions.in_force, {*written, *named}))
+    if not version or not (known or not checkpoints.store.list("versions/")):
+        return
+    expected = "the weights that the log names"
+    if known:
+        expected = f"one of {', '.join(f'{name.trainer_epoch}/{name.version}' for name in known)}"
+    raise ConfigError(
+        f"weights.store: {checkpoints.config.weights.store} has {'a damaged' if written else 'no'} checkpoint, "
+        f"expected {expected} to go on from version {version}; put the store back, or have all recorded batches "
+        "trained again from version 0 by `rftstream resume RUN --set run.resume=0`"
+    )
+
+
 def _not_gone(names: Iterable[VersionName], said: Trimmed | None) -> list[VersionName]:
     return [name for name in names if not is_gone(name, said)]
 
@@ -374,71 +391,3 @@ def at_least(before: tuple[int, ...], offsets: tuple[int, ...]) -> tuple[int, ..
 
 def _by_partition(offsets: Mapping[TopicPartition, int]) -> tuple[int, ...]:
     return tuple(offset for _, offset in sorted(offsets.items()))
-
-
-# ------------------------------------------------------------------------------------------
-#
-# The completed groups, according to their outcomes. Their records on the topics of the flow are no longer needed.
-
-
-TRAINED = "trained"
-
-
-@dataclass(slots=True)
-class _Group:
-    size: int
-    result: GroupResult | None = None
-    """Result of the group; None if only late siblings were seen."""
-    batch: int = -1
-    """Batch of the group; -1: none."""
-    until: int = -1
-    """The last batch that may reuse the group; -1 for none."""
-    rollouts: Counter[str] = field(default_factory=Counter)
-    """Result -> number of siblings with it."""
-
-
-class CompletedGroups:
-    """Counts the groups below `sequence` and their rollouts by result, in the words of the audit. LogRetention makes
-    it, calls `add` for each outcome in log order, and `advance` in between.
-
-    A group is completed when three things hold: it has its outcome, each sibling is named by the outcome or by a late
-    record, and all batches that have or may reuse the group are below the version from which batches are kept."""
-
-    def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:
-        """Begin with a predecessor's counts."""
-        self.sequence = sequence
-        self.groups = Counter(groups)
-        self.rollouts = Counter(rollouts)
-        self._open: dict[int, _Group] = {}
-
-    def add(self, outcome: GroupOutcome) -> None:
-        """Add an outcome of a group, or a late record."""
-        if outcome.sequence < self.sequence:
-            return
-        group = self._open.setdefault(outcome.sequence, _Group(outcome.group_size))
-        if not outcome.late:
-            group.result, group.batch = outcome.result, -1 if outcome.batch_sequence is None else outcome.batch_sequence
-            group.until = max((offer.until for offer in outcome.offers), default=-1)
-        group.rollouts.update(_fate(outcome, rollout) for rollout in outcome.rollouts)
-
-    def advance(self, version: int) -> None:
-        """Count the completed groups, if batches below `version` are no longer needed."""
-        while (group := self._open.get(self.sequence)) is not None:
-            seen = group.size > 0 and group.rollouts.total() >= group.size
-            if group.result is None or not seen or max(group.batch, group.until) >= version:
-                return
-            self.groups[TRAINED if group.result is GroupResult.batched else str(group.result)] += 1
-            self.rollouts += group.rollouts
-            del self._open[self.sequence]
-            self.sequence += 1
-
-
-def _fate(outcome: GroupOutcome, rollout: RolloutSummary) -> str:
-    """Return the result of a sibling. In a batched group a late sibling is expired, one without a reward is dead, and
-    one that an operator rejected is filtered."""
-    if outcome.late or outcome.result is not GroupResult.batched:
-        return str(outcome.result)
-    if rollout.rejected is not None:
-        return str(GroupResult.filtered)
-    scored = rollout.reward is not None and rollout.reason is None
-    return TRAINED if scored else str(GroupResult.dead)
