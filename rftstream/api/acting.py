@@ -84,10 +84,19 @@ class RunActions(RunReports):
         self._check_is_here()
         return start.resume(self._index.run.folder.path, sets=as_sets(set), progress=progress)
 
-    def rescore(self, reward: str | None, into: str | Path, *, set: Settings = ()) -> Comparison:  # noqa: A002
+    def rescore(
+        self,
+        reward: str | None,
+        into: str | Path,
+        *,
+        set: Settings = (),  # noqa: A002
+        new_answers: bool = False,
+    ) -> Comparison:
         """Score the rollouts again with another reward, into a new run, and compare both, as `rftstream rescore` does.
-        `reward`: a built-in one, module:function, or `feedback`: people's; None: the run's own, mended."""
-        new = rescore(self._as_it_is(), Path(into), reward=reward, sets=as_sets(set), say=_say)
+        `reward`: a built-in one, module:function, or `feedback`: people's; None: the run's own, mended.
+        `new_answers`: by the answers and columns that the data has by now."""
+        sets = as_sets(set)
+        new = rescore(self._as_it_is(), Path(into), reward=reward, sets=sets, say=_say, new_answers=new_answers)
         with closing(new.transport):
             return compare(self._index.run.transport, new.transport)
 

@@ -235,6 +235,7 @@ def _lines() -> Callable[[int, int, int], None]:
     "--into examples/runs/arithmetic-rescored",
     "rftstream rescore runs/a --reward math --set verifier.processes=8 --into runs/b --json",
     "rftstream rescore runs/a --into runs/mended",
+    "rftstream rescore runs/a --new-answers --into runs/mended",
     "rftstream rescore runs/a --reward feedback --into runs/judged",
     "rftstream resume examples/runs/arithmetic-rescored",
 )
@@ -246,9 +247,14 @@ def _lines() -> Callable[[int, int, int], None]:
     "[default: each taskset's own, by its code as it is now]",
 )
 @click.option("--into", required=True, type=AnyPath(file_okay=False), metavar="NEWRUN", help="Folder of the new run.")
+@click.option(
+    "--new-answers",
+    is_flag=True,
+    help="Score by the answers and columns that the data has by now, where a problem has the same prompt.",
+)
 @set_option
 @json_option
-def rescore(run: Path, reward: str | None, into: Path, sets: tuple[str, ...], as_json: bool) -> None:
+def rescore(run: Path, reward: str | None, into: Path, new_answers: bool, sets: tuple[str, ...], as_json: bool) -> None:
     """Score the rollouts of a run again, with another or a mended reward, into a new run; compare the verdicts.
 
     The run itself is only read. Tasks and rollouts are copied with their ids, and verifiers score them; pending ones
@@ -264,7 +270,7 @@ def rescore(run: Path, reward: str | None, into: Path, sets: tuple[str, ...], as
 
     with opened_run(run) as source:
         try:
-            new = score(source, into, reward=reward, sets=sets, say=say)
+            new = score(source, into, reward=reward, sets=sets, say=say, new_answers=new_answers)
         except KeyboardInterrupt:
             say("stopped; what is scored stays, and the same command goes on")
             sys.exit(1)

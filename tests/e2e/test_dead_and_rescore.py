@@ -143,7 +143,8 @@ n = 2
     assert "was begun with scorer of sums -> score " in mended.err
     assert "take another folder" in mended.err
     several = '[{ name = "late_checks:score" }, { name = "exact", weight = 0.5 }]'
-    assert place.look("rescore", "runs/tiny", "--reward", several, "--into", "runs/later").code == 0
+    later = place.look("rescore", "runs/tiny", "--reward", several, "--new-answers", "--into", "runs/later")
+    assert later.code == 0 and "sums: 0 of " in later.err, later.err
     once_more = place.look("rescore", "runs/tiny", "--into", "runs/flat")  # the run's own reward
     assert "has scored all of tiny, too: nothing can change" in once_more.err
     other = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/again")

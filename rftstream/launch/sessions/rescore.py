@@ -14,6 +14,8 @@ from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
 from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.decoding import decoded
@@ -21,6 +23,7 @@ from rftstream.queries.people.feedback import read_feedback
 from rftstream.queries.people.taints import judged_now
 from rftstream.queries.records.dead import error_kinds, read_letters
 from rftstream.replay.judged import JudgedImport
+from rftstream.replay.mended import MendedImport
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import OpenRun, RunFolder, open_run, shown_path
@@ -40,20 +43,28 @@ SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
 """Prefixes of the settings that verdicts may depend on."""
 SCORER = "scorer of "
 """Beginning of a line of the manifest with a taskset's scorer and its version."""
+PROBLEMS = "problems of "
+"""Beginning of a line of the manifest with a taskset whose rollouts are scored by the answers of its data now."""
 NUM_KINDS = 3
 """Most kinds of errors that are told after scoring."""
 FEEDBACK = "feedback"
 """Used instead of a reward's name: the judgements of people."""
 
 
-def rescore(source: OpenRun, into: Path, *, reward: str | None, sets: Sequence[str] = (), say: Say) -> OpenRun:
+def rescore(
+    source: OpenRun, into: Path, *, reward: str | None, sets: Sequence[str] = (), say: Say, new_answers: bool = False
+) -> OpenRun:
     """Return the new run, with all of its rollouts scored. `reward`: as `rftstream rescore --reward` has it; None:
-    each taskset's own, by its code as it is now.
+    each taskset's own, by its code as it is now. `new_answers`: by the answers and columns that the data has now.
 
     After a crash, a second call continues where the first one stopped. If nothing is left to do, it does nothing.
     """
     folder = RunFolder(into.resolve())
     by_people = reward == FEEDBACK
+    if by_people and new_answers:
+        raise ConfigError(
+            "--new-answers: people give the reward (--reward feedback), and read no answer; leave one out"
+        )
     config = _config(source, folder, reward, sets)
     planned = plan(config, Purpose.build)
     config = planned.config
@@ -68,13 +79,22 @@ def rescore(source: OpenRun, into: Path, *, reward: str | None, sets: Sequence[s
         with begun_log(source, folder, config) as (transport, model):
             if not folder.exists():
                 write_config(config, folder)
-            copy = _import_of(source, transport, folder, say, by_people=by_people)
-            _check_scorers(read_manifest(transport), scorers, folder)
-            say_same(source, scorers, say)
+            tasksets = {name: open_taskset(name, section, config) for name, section in config.tasksets.items()}
+            digests = data_digests(config, model, tasksets)
+            mended = {
+                name: one for name, one in tasksets.items() if new_answers and not grows(config.tasksets[name].source)
+            }
+            judged_by = [
+                *_lines(scorers),
+                *(f"{PROBLEMS}{name} -> as now, {one.digest}" for name, one in mended.items()),
+            ]
+            copy = _import_of(source, transport, folder, say, by_people=by_people, mended=mended)
+            _check_begun(read_manifest(transport), judged_by, folder)
+            if not mended:
+                say_same(source, scorers, say)
+                say_other_problems(source, digests, say)
             said = ("verdicts of the scorer -> of people, where they judged",) if by_people else ()
-            changed = (*differences(source, config), *said, *_lines(scorers))
-            digests = data_digests(config, model)
-            say_other_problems(source, digests, say)
+            changed = (*differences(source, config), *said, *judged_by)
             copy.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
             _score(config, folder, transport, say)
     return open_run(folder.path)
@@ -93,16 +113,20 @@ def _lines(scorers: dict[str, str]) -> list[str]:
     return [f"{SCORER}{name} -> {scorer}" for name, scorer in scorers.items()]
 
 
-def _check_scorers(manifest: RunManifest | None, scorers: dict[str, str], folder: RunFolder) -> None:
-    """Raise ConfigError if the new run was begun with other code of a scorer, so that its verdicts would be mixed or
-    stale."""
-    before = [] if manifest is None else [line for line in manifest.changed if line.startswith(SCORER)]
-    now = _lines(scorers)
-    if before and before != now:
+def _check_begun(manifest: RunManifest | None, now: Sequence[str], folder: RunFolder) -> None:
+    """Raise ConfigError if the new run was begun with other code of a scorer, or with other answers, so that its
+    verdicts would be mixed or stale."""
+    if manifest is None:
+        return
+    before = [line for line in manifest.changed if line.startswith((SCORER, PROBLEMS))]
+    if before and before != list(now):
+        then, found = (
+            "; ".join(one for one in these if one not in those) or "recorded problems"
+            for these, those in ((before, now), (now, before))
+        )
         raise ConfigError(
-            f"--into {shown_path(folder.path)}: was begun with {'; '.join(one for one in before if one not in now)}, "
-            f"but found other code by now: {'; '.join(one for one in now if one not in before)}; nothing is scored "
-            "twice there, take another folder"
+            f"--into {shown_path(folder.path)}: was begun with {then}, but found other code or data by now: {found}; "
+            "nothing is scored twice there, take another folder"
         )
 
 
@@ -133,13 +157,23 @@ def say_other_problems(source: OpenRun, digests: Mapping[str, str], say: Say) ->
         if kind == "taskset" and manifest is not None and manifest.digests.get(key, digest) != digest:
             say(
                 f"{name}: its data has changed since {source.run_id} began, but rollouts are scored by the answers and "
-                "columns that they were sampled with; to score by others, give a reward of your own that looks them up "
-                "by the prompt (--reward MODULE:FUNCTION), or begin a new run"
+                "columns that they were sampled with; --new-answers, into another folder, scores by those of now"
             )
 
 
-def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Say, *, by_people: bool) -> RolloutImport:
-    """Return the import that copies the rollouts. With `by_people`, the verdicts come from people's judgements."""
+def _import_of(
+    source: OpenRun,
+    transport: Transport,
+    folder: RunFolder,
+    say: Say,
+    *,
+    by_people: bool,
+    mended: Mapping[str, Taskset],
+) -> RolloutImport:
+    """Return the import that copies the rollouts. With `by_people`, the verdicts come from people's judgements.
+    `mended`: tasksets whose answers are taken."""
+    if mended:
+        return MendedImport(source.transport, transport, folder.run_id, say, mended)
     if not by_people:
         return RolloutImport(source.transport, transport, folder.run_id, say)
     view = read_feedback(Log(source.transport), source.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -9,15 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.open import open_taskset
 from rftstream.launch.result import RunResult
 from rftstream.launch.sessions.replay_pipeline import PipelinePlan
 from rftstream.launch.sessions.rescore import say_other_problems, say_same
+from rftstream.queries.audits.audit import audit
 from rftstream.queries.decisions.comparison import compare
+from rftstream.replay.mended import MendedImport
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.runs.manifest import make_manifest
+from rftstream.service.role import Log
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from tests.configs import small_run
-from tests.unit.synthetic import SyntheticLog, verified
+from tests.unit.synthetic import SyntheticLog, rollout, task, verified
 
 
 @pytest.fixture
@@ -36,6 +42,36 @@ def test_problems_that_were_mended_are_not_what_rollouts_are_scored_by(run: Open
     assert said == []
     say_other_problems(run, {**then, "taskset.sums": "2"}, said.append)
     assert len(said) == 1 and said[0].startswith("sums: its data has changed since run began, but rollouts are ")
+
+
+@pytest.mark.law("lineage")
+def test_new_answers_are_those_of_the_same_question(run: OpenRun, tmp_path: Path) -> None:
+    """In its place, else by its prompt; a question that is gone, or has two answers, keeps what was recorded."""
+    log, said = SyntheticLog(run.transport), list[str]()
+    before = tasks_of(tmp_path / "before.jsonl", *((n, str(n)) for n in range(6)))
+    for one in (one for number in range(6) for one in log.siblings(number)):
+        problem = before.problem(one.sequence)
+        log.put("tasks", replace(task(one), problem=problem))
+        log.put("rollouts", replace(rollout(one), problem=problem))
+    now = tasks_of(tmp_path / "now.jsonl", (0, "0"), (1, "mended"), (3, "moved"), (5, "a"), (5, "b"))
+    with closing(EmbeddedTransport(tmp_path / "new")) as target:
+        create_log(target, run.config)
+        MendedImport(run.transport, target, "new", said.append, {"sums": now}).run(
+            lambda: make_manifest(run.config, "new", {}, 0.0)
+        )
+        for topic in ("tasks", "rollouts"):
+            found = {one.message.ids.sequence: one.message.problem.answer for one in Log(target).messages(topic)}  # type: ignore[union-attr]
+            assert found == {0: "0", 1: "mended", 2: "2", 3: "moved", 4: "4", 5: "5"}
+        assert not audit(target).problems
+    told = "sums: 2 of 6 problems have another answer or columns now; 3 are not in the data, or in several forms"
+    assert said[-1].startswith(told)
+
+
+def tasks_of(path: Path, *rows: tuple[int, str]) -> Taskset:
+    """A taskset of questions by number, with their answers."""
+    path.write_text("".join(f"{json.dumps({'prompt': f'question {n}', 'answer': answer})}\n" for n, answer in rows))
+    config = small_run(tasksets={"sums": {"source": f"jsonl:{path}"}})
+    return open_taskset("sums", config.tasksets["sums"], config)
 
 
 def test_nothing_can_change_only_where_the_scorer_has_scored_all(run: OpenRun) -> None:
