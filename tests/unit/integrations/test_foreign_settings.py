@@ -199,7 +199,10 @@ args = GRPOConfig("o", max_steps=3, num_iterations=2, sync_ref_model=True, ref_m
 GRPOTrainer(model=model, reward_funcs=short, args=args, train_dataset=data).train()
 """
 ASKED = "lambda row: asked(row['n'], row['w'])"
-FOUR = "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
+FOUR = (
+    "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True, "
+    "bnb_4bit_quant_type='fp4', bnb_4bit_compute_dtype='bfloat16')"
+)
 
 
 @each(
@@ -209,7 +212,9 @@ FOUR = "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_d
          "model = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=['q_proj']))", ASKED,
          {"model.path": "m", "model.quantize": "nf4", "model.lora": {"rank": 4, "alpha": 16.0, "targets": ["q_proj"]},
           "tasksets.train.options": {"template": "Say {n} {w}"}, "trainer.reference_every": 32},
-         ("quantization_config.bnb_4bit_use_double_quant",)),
+         ("quantization_config.bnb_4bit_use_double_quant = true: the scales of model.quantize stay float32",
+          "quantization_config.bnb_4bit_quant_type = 'fp4': nf4 stands in its place",
+          "quantization_config.bnb_4bit_compute_dtype = \"bfloat16\": what is computed in is model.dtype")),
         ("model, tokenizer = FastLanguageModel.from_pretrained(model_name='m', load_in_4bit=False)\n"
          "model = FastLanguageModel.get_peft_model(model, r=8, lora_alpha=16, random_state=3)",
          "lambda row: made_elsewhere(row)",

@@ -19,7 +19,12 @@ def put_model(c: Conversion) -> None:
     else:
         take_dtype(c, ("dtype", "torch_dtype"))
     if c.get("load_in_4bit"):
-        c.put("model.quantize", "nf4", "load_in_4bit")
+        names = ("bnb_4bit_quant_type", "quantization_config.bnb_4bit_quant_type")
+        given = {name: kind for name in names if (kind := c.get(name)) is not None}
+        c.put("model.quantize", "nf4", ", ".join(("load_in_4bit", *(one for one in given if given[one] == "nf4"))))
+        for name, kind in given.items():
+            if kind != "nf4":
+                c.leave(f"{name} = {kind!r}", "nf4 stands in its place")
     if (optimizer := str(c.get("optim", ""))).endswith("8bit") and "adamw" in optimizer:
         c.put("backends.torch.moments", "8bit", f"optim {optimizer}")
     elif optimizer and "adamw" not in optimizer:
