@@ -60,6 +60,7 @@ _SETTINGS = {
     "backends.torch.offload_activations": "activation_offloading enable_activation_offload ac_offloading",
     "backends.torch.gradient_checkpointing": "gradient_checkpointing enable_gradient_checkpointing model.ac",
     "trainer.backend": "actor.strategy trainer_type",
+    "backends.deepspeed.processes": "num_processes nproc_per_node world_size",
     "trainer.reference_every": "sync_ref_model ref_model_sync_steps",
     "trainer.publish_every": "sync_interval",
     # batches and staleness

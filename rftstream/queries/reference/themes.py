@@ -172,6 +172,19 @@ THEMES = (
         },
     ),
     Theme(
+        name="preferences",
+        words=("kto", "orpo", "cpo", "simpo", "ipo", "bco", "preference_pairs", "preference_data", "unpaired"),
+        about="Preferences are learned from pairs, by dpo; KTO, ORPO and their like are not there. Next to them:",
+        settings={
+            "algorithms.dpo": "Pairs of answers, beside the model that the run began with.",
+            "experts": "Rows of prompt, chosen and rejected; a row with one `label` is refused.",
+            "algorithms.reward_model": "Pairs become a reward model, which is then the reward of a run.",
+            "stages": "ORPO in two steps: sft on the better answers, then dpo.",
+            "algorithms.sft": "KTO's good answers alone, as prompt and completion.",
+            "feedback": "KTO's thumbs, for answers of this policy: they become its reward.",
+        },
+    ),
+    Theme(
         name="reproducibility",
         words=("deterministic", "determinism", "reproducible", "random"),
         about="`rftstream replay RUN` trains the recorded batches again; on CPUs bit for bit.",

@@ -65,6 +65,7 @@ def test_every_section_and_every_part_is_in_the_catalogue() -> None:
         ("algorithms.dapo.clip_high", ["algorithms.dapo.clip_high"]),
         ("algorithms.ppo.critic.lr", ["algorithms.ppo.critic.lr"]),
         ("learning_rate", ["trainer.lr"]),
+        ("num_processes", ["backends.deepspeed.processes"]),
         ("max length", ["sampling.max_tokens"]),
         ("how many epochs", ["tasksets.NAME.passes"]),
         ("hf", ["policies.hf", "tasksets.NAME.options"]),
@@ -116,6 +117,7 @@ def test_near_names_are_proposed(asked: str, proposed: str) -> None:
             (word, {"tasksets.NAME.reward", "verifier.tries", "verifier.max_dead_share"})
             for word in ("dead_letters", "retry", "reward 0", "always 0")
         ),
+        *((word, {"algorithms.dpo", "experts", "algorithms.reward_model"}) for word in ("KTO", "ORPO", "KTO trainer")),
         ("gpu memory", {"trainer.device", "trainer.tokens_per_microbatch"}),  # two themes
         ("why is the reward always zero", {"tasksets.NAME.reward", "verifier.tries"}),
         ("checkpoint", {"trainer.keep_checkpoints"}),  # no theme: words of names and meanings, in any form
