@@ -200,7 +200,8 @@ def test_no_signal_ends_the_run(tmp_path: Path, restarts: bool) -> None:
         if restarts:
             buffer.restart()
     scene.verify(10, (1.0, 1.0))
-    with pytest.raises(StopRule) as stopped:
+    scene.verify(11)
+    with pytest.raises(StopRule, match="5 groups were filtered, and 1 of the 2 groups of a batch came") as stopped:
         buffer.work()
     assert (stopped.value.reason, stopped.value.exit_code) == ("no_signal", 6)
     assert len(results_of(scene)) == 11

@@ -94,12 +94,12 @@ class Decisions:
         }
 
 
-def no_batch(filtered: Counter[str]) -> StopRule:
+def no_batch(filtered: Counter[str], ready: str) -> StopRule:
     """Return the error that ends a run in which no batch was completed. `filtered` counts the groups since the last
-    batch by reason."""
+    batch by reason; `ready` says what has come together of the next one."""
     shown = ", ".join(f"{reason} {count:,}" for reason, count in filtered.most_common(5))
     return StopRule(
         "no_signal",
-        f"buffer: {filtered.total():,} groups in a row were filtered and no batch came together (buffer.max_refill): "
-        f"{shown}; make the tasks easier or harder, the groups larger, or let the operators keep more",
+        f"buffer: {filtered.total():,} groups were filtered, and {ready} of a batch came together (buffer.max_refill): "
+        f"{shown}; make the tasks easier or harder, the groups larger, let the operators keep more, or raise it",
     )

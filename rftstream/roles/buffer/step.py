@@ -369,7 +369,8 @@ class BufferStep(SingleStep):
         if manifest is not None:
             progress.batch_written(manifest, of_rollouts=self._stage.takes_rollouts)
         elif self._pipeline and progress.filtered.total() >= self._settings.max_refill:
-            self._stop = no_batch(progress.filtered)
+            ready = f"{self._groups.num_ready:,} of the {self._feeder.groups_per_batch:,} groups"
+            self._stop = no_batch(progress.filtered, ready)
 
     # ------------------------------------------------------------------------------------------ the rest
 
