@@ -19,6 +19,8 @@ WARN_AFTER_STEPS = 10
 """Consecutive steps before a report. Fewer are not reported, since hard tasks begin like that."""
 MANY_CUT = 0.1
 """Share of completions cut off by a token limit from which the limit is named as a cause."""
+COLLAPSED = 1e-3
+"""Entropy in nats per token below which siblings are the same completion."""
 FLAT = 1e-6
 """A standard deviation below this share of the mean is rounding."""
 
@@ -86,6 +88,8 @@ def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
     if (cut := values.get("truncated_share", 0.0)) >= MANY_CUT:
         at = 0 if not _is_flat(values) else 1
         causes.insert(at, f"{cut:.0%} of the completions are cut off at sampling.max_tokens, perhaps before the answer")
+    if reward != 1 and values.get("entropy", 1.0) < COLLAPSED:
+        causes.insert(0, "the policy says one thing alone, as after a too high trainer.lr: begin anew with a lower one")
     return f"{found}. Likely causes: {'; or '.join(causes)}"
 
 

@@ -66,6 +66,8 @@ def test_of_several_algorithms_all_have_to_be_without(others: str, needs: str) -
     ({"truncated_share": 0.94}, {}, "every reward is 0. Likely causes: the reward never matches"),
     ({"truncated_share": 0.94, "reward": 1.0}, {}, "every reward is 1. Likely causes: all is solved"),
     ({"truncated_share": 0.94, "reward": 0.5, "reward_std": 0.5}, {}, "Likely causes: 94% of the completions are cut"),
+    ({"entropy": 9e-7}, {}, "Likely causes: the policy says one thing alone, as after a too high trainer.lr"),
+    ({"reward": 1.0, "entropy": 9e-7}, {}, "every reward is 1. Likely causes: all is solved"),
     ({"truncated_share": 0.05}, {}, "every reward is 0. Likely causes: the reward never matches"),
     ({"reward": 1.0}, {}, "every reward is 1. Likely causes: all is solved"),
     ({"reward": 0.25, "reward_std": 1e-9}, {}, "every reward is 0.25. Likely causes: the reward does not look at the"),
