@@ -29,12 +29,14 @@ def mean_text(result: EvalResult) -> str:
 
 
 def trust_text(result: EvalResult) -> str:
-    """Return how many problems a mean is of and, where answers are right or wrong, its standard error."""
+    """Return how many problems a mean is of, and the standard error of the share of right answers. Where rewards are
+    graded that share is named, since the spread of such rewards over problems is not known."""
     problems = plural(result.num_tasks, "problem")
-    mean = result.metrics.get("mean", math.nan)
-    if not 0.0 < mean < 1.0 or mean != result.metrics.get("pass@1"):
+    right = result.metrics.get("pass@1", math.nan)
+    if not 0.0 < right < 1.0:
         return problems
-    return f"{problems}: standard error {number(math.sqrt(mean * (1.0 - mean) / result.num_tasks))}"
+    named = "" if right == result.metrics.get("mean") else f"pass@1 {number(right)}, "
+    return f"{problems}: {named}standard error {number(math.sqrt(right * (1.0 - right) / result.num_tasks))}"
 
 
 def result_numbers(result: EvalResult) -> dict[str, float]:
