@@ -49,6 +49,8 @@ LOOKED_AT_S = 30.0
 NO_NOTES = RunNotes(RunFolder(Path(os.devnull)))
 BEHIND_S = 10.0
 """Seconds behind a run that goes on from which pages say so."""
+OVER = ("finished", "stopped")
+"""States of a run whose log grows no more."""
 PEOPLE_S = 10.0
 """Seconds after which votes are judged again, even without new ones."""
 
@@ -73,6 +75,8 @@ class RunSnapshot:
     """Why the run cannot be read now; empty if it can."""
     read_at: float = 0.0
     """Time at which the newest look at the log began, in seconds since 1970; 0 before its end."""
+    was_over: bool = False
+    """Whether the run was over when that look began, so that the log has no more than it found."""
 
 
 class WatchedRun:
@@ -216,14 +220,16 @@ class WatchedRun:
             num_texts_left=self._follower.updater.texts.num_left,
             error="",
             read_at=began,
+            was_over=found.status.state in OVER,
         )
 
     def behind_s(self) -> float:
-        """Return how many seconds a page is behind a run that goes on; 0 if they are few."""
+        """Return how many seconds a page is behind a run that goes on, or that ended since the newest look; 0 if they
+        are few."""
         snapshot = self.snapshot
         since = time.time() - snapshot.read_at
-        goes_on = snapshot.status is not None and snapshot.status.state not in ("finished", "stopped")
-        return since if goes_on and since > BEHIND_S else 0.0
+        grows = snapshot.status is not None and not (snapshot.was_over and snapshot.status.state in OVER)
+        return since if grows and since > BEHIND_S else 0.0
 
     def _notes_progress(self) -> bool:
         """Tell during the first look how much is read. Return whether the look should end early."""

@@ -70,9 +70,9 @@ def glance(page: PageOfRun) -> Values:
 
 
 def _rates(page: PageOfRun, now: float) -> dict[str, TopicRate]:
-    status = page.snapshot.status
+    status, read_at = page.snapshot.status, page.snapshot.read_at
     is_live = status is not None and status.live
-    return read_rates(page.catalog, page.moment, now=now if is_live else newest_time(page.catalog))
+    return read_rates(page.catalog, page.moment, now=min(now, read_at) if is_live else newest_time(page.catalog))
 
 
 def flow(page: PageOfRun) -> Values:

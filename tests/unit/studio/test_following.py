@@ -170,6 +170,14 @@ def test_a_page_says_how_far_it_is_behind_a_run_that_goes_on(tmp_path: Path) -> 
         revision = watched.snapshot.revision
         watched.follow_once()
         assert watched.snapshot.revision > revision and said not in browser.get("/runs/demo").text
+    with client([watched]) as browser:
+        watched.check_state()  # it has ended, and what it wrote last is not read
+        watched.snapshot = replace(watched.snapshot, read_at=watched.snapshot.read_at - 50)
+        text = browser.get("/runs/demo").text
+        assert " behind: " in text and ">stopped</p>" in text
+        watched.follow_once()
+        watched.snapshot = replace(watched.snapshot, read_at=watched.snapshot.read_at - 50)
+        assert " behind: " not in browser.get("/runs/demo?").text
     watched.stop()
 
 
