@@ -104,6 +104,9 @@ class RunResult:
     def _steps_done(self) -> str:
         if self.new_steps == self.steps:
             return f"{plural(self.steps, 'step')} in {self.wall_s:.1f} s"
+        if self.new_steps > self.steps:  # a trainer died, and the next one began at its checkpoint
+            again = plural(self.new_steps - self.steps, "step")
+            return f"{plural(self.steps, 'step')} in {self.wall_s:.1f} s, and {again} that had to be trained again"
         new = plural(self.new_steps, "new step") if self.new_steps else "no new step"
         return f"{new} in {self.wall_s:.1f} s, {self.steps:,} in all"
 

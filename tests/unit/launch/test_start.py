@@ -160,6 +160,8 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     once = {"sums": {"first": 0.5, "last": 0.5, "first_version": 3, "last_version": 3}}
     assert "evaluation sums 0.500 (version 3)" in replace(result, evaluations=once).summary().splitlines()
     assert ": 1 step in " in replace(result, steps=1).summary()
+    again = replace(result, new_steps=result.steps + 4).summary()
+    assert ": 3 steps in " in again and "s, and 4 steps that had to be trained again; ended by: steps" in again
     first, *rest = replace(result, new_steps=0, reason="failed", exit_code=2).summary().splitlines()
     assert ": no new step in " in first and "reward" not in " ".join(rest), "what it told before is no news"
     assert "not taken" not in said.getvalue() and "elsewhere" not in said.getvalue()
