@@ -93,6 +93,8 @@ class Watch:
         self.lags: dict[str, int] = {}
         self.num_loaded: int | None = 0
         """Workers of `slots` that have loaded what they need. None once the run moves."""
+        self.num_decided = 0
+        """Groups that the buffer has decided about, before the first step."""
         self.studio: str | None = None
         """Address of a studio that shows the run."""
         self.edited: tuple[str, ...] = ()
@@ -150,6 +152,8 @@ class Watch:
                 admin = self._transport.admin
                 self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
                 self.num_loaded = self._count_loaded()
+                if curve.last is None:
+                    self.num_decided = sum(admin.end_offsets("outcomes").values())
                 self.studio = find_address(self._folder)
                 self.edited = tuple(map(self.named, edited_modules(self._folder)))
             if self._shown is None:

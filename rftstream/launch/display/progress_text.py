@@ -15,6 +15,8 @@ from rftstream.queries.formatting import duration, plural
 from rftstream.queries.records.shown import LINE_END
 
 SPARKLINE_WIDTH = 48
+MANY_BATCHES = 4
+"""Groups of so many batches that were decided before the first step: nearly all of them are filtered."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_CHARACTERS = 160
@@ -25,6 +27,9 @@ def status_line(watch: Watch) -> str:
     curve, steps = watch.observer.curve, watch.steps
     parts = [f"step {curve.version}" + (f"/{steps}" if steps else "")]
     if curve.last is None:
+        if watch.num_decided > MANY_BATCHES * watch.config.feeder.groups_per_batch:
+            parts.append(f"some {watch.num_decided:,} groups decided and none trained yet")
+            return watch.named(f"{'  '.join(parts)}: `rftstream status RUN` says what is filtered")
         waiting = [f"{phase.name} {phase.text}" for phase in phases_of(watch) if phase.name != "training"]
         return "  ".join([*parts, *(waiting or ["waiting for the first batch"])])
     metrics = curve.last.metrics

@@ -27,6 +27,8 @@ LONG_WAIT = 10.0
 """Steps that a wait for a batch must outlast to be told."""
 NUM_SMOOTHED = 10
 """Number of steps in the mean beside the last reward."""
+RATE_OVER_S = 60.0
+"""Seconds that a speed is taken over, where the newest steps took less."""
 LEAST_PAUSE_S = 60.0
 """Shortest gap in seconds before a trainer's restart that counts as a pause."""
 
@@ -74,10 +76,14 @@ class History:
 
     def seconds_left(self, num_steps: int | None) -> float | None:
         """Estimate the seconds until `num_steps` are done, by the newest steps; None if unknown."""
-        newest = [self.at_work_s(step.recorded_at) for step in self.steps[-NUM_SMOOTHED:]]
-        if num_steps is None or len(newest) < 2 or self.again or not (spent_s := newest[-1] - newest[0]):
+        since = self.steps[-1].recorded_at - RATE_OVER_S if self.steps else 0.0
+        before = [step for step in self.steps[:-NUM_SMOOTHED] if step.recorded_at >= since]
+        newest = [*before, *self.steps[-NUM_SMOOTHED:]]
+        if num_steps is None or len(newest) < 2 or self.again:
             return None
-        return max(0, num_steps - self.version) * spent_s / (len(newest) - 1)
+        spent_s = self.at_work_s(newest[-1].recorded_at) - self.at_work_s(newest[0].recorded_at)
+        done = newest[-1].name.version - newest[0].name.version
+        return max(0, num_steps - self.version) * spent_s / done if spent_s else None
 
     @property
     def num_steps(self) -> int:

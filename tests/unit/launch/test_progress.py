@@ -19,11 +19,12 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, RunState
 from rftstream.contracts.ids import group_id, rollout_id
 from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Turn
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
-from rftstream.launch.display import progress
+from rftstream.launch.display import progress, progress_text
 from rftstream.launch.display.live_progress import LiveProgress, live_view
 from rftstream.launch.display.phases import find_phases
 from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, rate_parts, sparkline, status_line
@@ -266,6 +267,19 @@ def test_plain_lines(scene: Scene) -> None:
         "step 3/10  reward 0.300  staleness 1.5  loss 0.2500  8 rollouts/s  64 trained tokens/s  "
         "60.0 steps/min  7 s left",
     ]
+
+
+def test_groups_that_are_filtered_before_the_first_step_are_said(scene: Scene) -> None:
+    many = progress_text.MANY_BATCHES * scene.config.feeder.groups_per_batch + 1
+    for sequence in range(many):
+        assert "decided" not in status_line(scene.watch)
+        scene.publish("outcomes", GroupOutcome(
+            group_id=group_id("sums", 0, sequence, 0), taskset="sums", sequence=sequence, result=GroupResult.filtered,
+            reason="zero_variance", rollouts=()))  # fmt: skip
+        scene.watch._lag_at = 0.0
+        scene.watch.look()
+    said = f"step 0/10  some {many:,} groups decided and none trained yet: `rftstream status "
+    assert status_line(scene.watch).startswith(said)
 
 
 def test_steps_without_signal_are_said(scene: Scene) -> None:

@@ -30,3 +30,14 @@ def test_a_run_at_work_says_when_its_steps_will_be_done(tmp_path: Path) -> None:
         assert read_status(run, now=999.0).seconds_left is None, "it stands still"
         log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
         assert read_status(run, now=104.0).seconds_left is None
+
+
+def test_fast_steps_are_averaged_over_a_minute(tmp_path: Path) -> None:
+    log = SyntheticLog(MemoryLog(lambda: 0.0).connect())
+    log.step(0, resumed=True)
+    for version in range(1, 32):
+        log.trained[version] = version
+        log.step(version, at=100.0 + version + 2 * max(0, version - 21), metrics={"reward": 0.5})
+    run = OpenRun(RunFolder(tmp_path), small_run(run={"name": "demo", "steps": 61}), log.transport)
+    with RunFolder(tmp_path).held():
+        assert read_status(run, now=152.0).seconds_left == 50.0, "30 steps took 50 s, and the last 9 of them 27 s"
