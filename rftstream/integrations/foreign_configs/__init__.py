@@ -4,7 +4,8 @@ In the order of reading:
 
     conversion  the target of a system's rules, and the report on each setting
     reading     YAML, TOML and shell scripts as flat settings
-    trl/scopes, rows, rest, script      a training script of TRL: its names, its datasets, what no rule reads
+    trl/scopes, maps, rows, script      a training script of TRL: its names, what its maps make of rows, its datasets
+    trl/rest                            what no rule reads of it
     trl/modules                         what is copied out of it
     trl/files, sources, losses, training, rules
     verl_losses, verl

@@ -278,14 +278,15 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
          f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': row['answer']}})", "", {"columns": {"prompt": "q"}},
          ("solution is the column answer of the rows", "call the parameter of the reward answer")),
         (OWN, f"{ROWS}.map(lambda row: {{'prompt': str(len(row['q']))}})", "", {"options": None},
-         ("make such rows beforehand",)),
+         ("JSON lines to train_data.jsonl", "dataset.map: prompt is str(len(row['q'])), which no setting does")),
         (SOLVED, f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': str(row['a'] + row['b'])}})", "",
-         {"columns": {"prompt": "q", "answer": "solution"}}, ("- dataset.map: solution is str(row['a'] + ",)),
+         {"columns": {"answer": "solution"}, "source": "jsonl:train_data.jsonl"},
+         ("gets: dataset.map: solution is str(row['a'] + ",)),
         (f"{SOLVED}def cut(text):\n    return text.split('####')[1].replace(',', '')\n",
          f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': cut(row['answer'])}})", "",
-         {"options": {"answer_after": "####"}}, ("- dataset.map: solution is cut(row['answer']), which",)),
+         {"source": "jsonl:train_data.jsonl"}, ("dataset.map: solution is cut(row['answer']), which",)),
         (OWN, f"{ROWS}.train_test_split(test_size=0.1)['train']", "",
-         {"options": {"skip": 7}, "run.steps": 171}, ("test_size 0.1: the first 7 rows are held out",)),
+         {"options": {"skip": 7, "shuffle_seed": 0}, "run.steps": 171}, ("test_size 0.1: 7 rows are held out",)),
         (OWN, f"{ROWS}.select(range(30)).train_test_split(test_size=10)['test'].select(range(4))", "",
          {"options": {"size": 4}, "run.steps": 12}, ()),
         (OWN, "load_dataset('org/x', split='train').train_test_split(0.2)['train']", "",
@@ -522,7 +523,7 @@ def test_demonstrations_are_shuffled_as_the_trainer_does_and_a_share_is_held_out
     asked = ".map(lambda row: {'prompt': row['q'][:1], 'completion': row['q'][1:]}).train_test_split"
     done = convert_config("trl", written(tmp_path, {"sft.py": script.replace(".train_test_split", asked)}))
     assert "columns" not in tomllib.loads(done.run_file)["experts"]  # what cuts a row is not a column
-    assert sum("make such rows beforehand" in one for one in done.to_do) == 2, done.to_do
+    assert "dataset.map: prompt is row['q'][:1]; dataset.map: completion is row['q'][1:], which" in done.to_do[0]
     packed = script.replace("shuffle_dataset=False", "packing=True, assistant_only_loss=True")
     done = convert_config("trl", written(tmp_path, {"sft.py": packed}))
     assert "steps" not in tomllib.loads(done.run_file)["run"]  # a batch has more rows than blocks

@@ -161,7 +161,12 @@ if __name__ == "__main__":
     [
         (OWN_FIELDS, "system_prompt: Be short.\nasked: riddle", {"messages": "riddle"}, "Be short."),
         (OWN_FIELDS, "max_steps: 9", {"messages": "problem"}, None),
-        (OWN_FIELDS.replace("prompt = []", "prompt = []\n        prompt.extend(FEW)"), "max_steps: 9", None, None),
+        (
+            OWN_FIELDS.replace("prompt = []", "prompt = []\n        prompt.extend(FEW)"),
+            "max_steps: 9",
+            {"messages": "prompt"},
+            None,
+        ),
     ],
 )
 def test_a_map_reads_fields_of_the_scripts_own_dataclass(
@@ -174,8 +179,8 @@ def test_a_map_reads_fields_of_the_scripts_own_dataclass(
     assert (values["trainer"]["lr"], values["trainer"]["max_grad_norm"]) == (5e-6, 0.5), "its own default, and a given"
     section = values["tasksets"]["train"]
     assert (section.get("columns"), section.get("system")) == (columns, system)
-    asked = [one for one in done.to_do if one.startswith("dataset.map: prompt is made in line")]
-    assert bool(asked) is (columns is None), done.to_do
+    asked = [one for one in done.to_do if "dataset.map: prompt is line" in one]
+    assert bool(asked) is ("FEW" in script) is (section["source"] == "jsonl:train_data.jsonl"), done.to_do
     assert [(one.there, one.reason) for one in done.not_taken] == [('rewards = "y"', "no counterpart here")]
 
 
@@ -225,7 +230,7 @@ FOUR = (
          {"model.path": "m", "model.lora": {"rank": 2, "alpha": 8.0, "targets": "all-linear"}},
          ("torch_dtype: could not be read", "setup_chat_format\": the chat template that it gives")),
         ("model = 'm'", "lambda row: {'prompt': tokenizer.apply_chat_template(row['w'])}", {"model.lora": None},
-         ("its prompts are texts: show them bare by chat_template",)),
+         ("tasksets.train.chat_template",)),
     ],
 )  # fmt: skip
 def test_models_that_a_script_loads_itself(
@@ -385,3 +390,61 @@ def test_what_no_rule_reads_in_a_script_is_to_do(place: str | None, statement: s
     said = [one for one in done.to_do if last in one or ("3e-06" in one and "3e-6" in last)]
     assert bool(said) is (place is not None), done.to_do
     assert place is not None or not done.to_do
+
+
+MAPPED = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+HEAD = "Sort {x}:"
+
+def right(completions, answer, **kwargs):
+    return [float(one in said[0]["content"]) for said, one in zip(completions, answer)]
+
+def cut(text):
+    return text.split("####")[-1].strip()
+
+def made(row, sign="!"):
+    BODY
+
+data = load_dataset("json", data_files="rows.jsonl", split="train")BEFORE.map(made)
+GRPOTrainer("m", right, GRPOConfig("o"), data).train()
+"""
+USER = 'return {"prompt": [{"role": "user", "content": CONTENT}], "answer": row["a"]}'
+
+
+@each(
+    ("body", "before", "found"),
+    [
+        (USER.replace("CONTENT", "row['q']"), "", {"columns": {"messages": "q", "answer": "a"}}),
+        (USER.replace("CONTENT", "row['q']"), ".rename_column('word', 'q')",
+         {"columns": {"messages": "word", "answer": "a"}}),
+        (USER.replace("CONTENT", "row['q'] + sign"), "", {"options": {"template": "{q}!"}}),
+        (USER.replace("CONTENT", "f'{HEAD} {row[\"q\"]}'"), "", None),  # braces that a template would fill
+        (USER.replace("CONTENT", "row['q'] + row['a']"), "", None),  # may be numbers
+        (USER.replace("CONTENT", "row['q'].upper()"), "", None),
+        (USER.replace("CONTENT", "row['q']"), ".map(lambda one: {'q': one['q'].upper()})", None),
+        (USER.replace("CONTENT", "row['q']"), ".map(lambda one: {'q': one['w'] + '?'})",
+         {"columns": {"messages": "w", "answer": "a"}, "options": {"template": "{w}?"}}),
+        (USER.replace("CONTENT", "row['q']"), ".filter(good)", None),
+        (USER.replace("CONTENT", "row['q']"), ".map(other, batched=True)", None),
+        (USER.replace("CONTENT", "row['q']"), ".shuffle(seed=3).select(range(5))",
+         {"options": {"size": 5, "shuffle_seed": 3}}),
+        (USER.replace("CONTENT", "row['q']"), ".select(range(9)).shuffle(seed=3)", {"options": {"size": 9}}),
+        ("if len(row['q']) > 3:\n        row['q'] = 'long'\n    " + USER.replace("CONTENT", "row['q']"), "", None),
+        ("row['q'] += sign\n    " + USER.replace("CONTENT", "row['q']"), "", {"options": {"template": "{q}!"}}),
+        ("said = []\n    said.append(dict(role='user', content=row['q']))\n    "
+         "return dict(prompt=said, answer=cut(row['a']))", "",
+         {"columns": {"messages": "q", "answer": "a"}, "options": {"answer_after": "####"}}),
+    ],
+)  # fmt: skip
+def test_a_map_is_followed_as_far_as_settings_say_it_and_else_its_rows_are_to_be_written(
+    body: str, before: str, found: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    files = {"train.py": MAPPED.replace("BODY", body).replace("BEFORE", before), "rows.jsonl": ""}
+    done = convert_config("trl", written(tmp_path, files)[:1])
+    section = setting(tomllib.loads(done.run_file), "tasksets.train")
+    expected = found or {"source": "jsonl:train_data.jsonl", "columns": {"messages": "prompt"}}
+    expected = {"columns": {"messages": "q", "answer": "a"}, **expected}
+    assert {key: section.get(key) for key in expected} == expected, section
+    assert any("train_data.jsonl" in one for one in done.to_do) is (found is None), done.to_do

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.integrations.foreign_configs.trl.rows import Values
+from rftstream.integrations.foreign_configs.trl.maps import Values
 from rftstream.integrations.foreign_configs.trl.scopes import (
     DEFINITIONS,
     UNKNOWN,
@@ -221,7 +221,7 @@ class Script:
     own_taken: set[str] = field(default_factory=set)
     """Those, unknown to TRL, whose given values were taken."""
     makes_chats: bool = False
-    """Whether some prompt in the script is written as a list of messages."""
+    """Whether messages are written in the script."""
 
     def reads(self, column: str) -> bool:
         """Return whether a reward reads a column of this name. An imported reward may do so."""

@@ -7,47 +7,36 @@ methods that change it (`dataset.select`, `dataset.columns`).
 from __future__ import annotations
 
 import ast
-import contextlib
-import copy
-import re
-import string
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from rftstream.integrations.foreign_configs.trl.maps import (
+    MARKER,
+    PLACE,
+    UNKNOWN_COLUMNS,
+    Column,
+    Cut,
+    FixedValue,
+    Listed,
+    Row,
+    Text,
+    Unproven,
+    Value,
+    Values,
+    mapped,
+)
 from rftstream.integrations.foreign_configs.trl.scopes import (
     DEFINITIONS,
-    UNKNOWN,
     Scope,
     UnreadableExpression,
     last_name,
     named,
 )
 
-Function = ast.FunctionDef | ast.Lambda
-UNCHANGED = ("shuffle", "remove_columns", "select_columns", "flatten_indices", "with_format")
+UNCHANGED = ("remove_columns", "select_columns", "flatten_indices", "with_format", "cast_column")
 """Methods of a dataset that do not change which problems it has."""
-PLACE = re.compile(r"\{[\w.]+\}")
-"""A column in a template of ours."""
-CHANGES = re.compile(r"\.(replace|translate|lower|upper)\(|\b(sub|int|float)\(")
-"""Calls in a script that change an answer beside cutting it out."""
-
-
-class Values(Protocol):
-    """The values of a script's expressions. ScriptReader is one."""
-
-    scope: Scope
-    """The scope of the module."""
-    read_statements: set[int]
-    """Ids of statements, beside those that bind a name, that a rule has read."""
-
-    def value(self, node: ast.AST, scope: Scope) -> Any:
-        """Return the value of an expression. UnreadableExpression if running the script would be needed."""
-
-    def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
-        """Follow names to their value, and return the node with the scope in which to evaluate it."""
-
-    def holds(self, test: ast.expr, scope: Scope) -> bool:
-        """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
+MAPS = ("fn_kwargs", "num_proc", "remove_columns", "desc", "load_from_cache_file", "batch_size", "keep_in_memory")
+"""Arguments of `map` with which each row is given to its function, alone."""
+Settings = dict[str, Any]
 
 
 class DatasetReader:
@@ -56,8 +45,13 @@ class DatasetReader:
     def __init__(self, reader: Values) -> None:
         self._reader = reader
 
-    def read(self, node: ast.AST, scope: Scope) -> dict[str, Any]:
+    def read(self, node: ast.AST, scope: Scope) -> Settings:
         """Return a dataset as settings. UnreadableExpression if nothing says where its rows come from."""
+        settings, rows = self._read(node, scope)
+        return {**settings, **_written(rows)}
+
+    def _read(self, node: ast.AST, scope: Scope) -> tuple[Settings, Row]:
+        """Return how a dataset is loaded, and what its columns are made of."""
         used = node
         node, scope = self._reader.resolved(node, scope)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -67,30 +61,35 @@ class DatasetReader:
         if not isinstance(node, ast.Call):
             raise UnreadableExpression(node)
         name = last_name(node.func)
+        whole = Row(is_whole=True)
         if name in ("from_json", "from_csv", "from_parquet") and len(node.args) == 1:
-            return {"dataset_name": name[5:], "load_dataset.data_files": self._reader.value(node.args[0], scope)}
+            return {"dataset_name": name[5:], "load_dataset.data_files": self._reader.value(node.args[0], scope)}, whole
         function = named(node.func, scope)
         if name in ("load_dataset", "load_from_disk") and not isinstance(function, DEFINITIONS):
-            return self._loaded(node, scope)
+            return self._loaded(node, scope), whole
         if isinstance(node.func, ast.Attribute) and not name.startswith("from_"):
-            before = self.read(node.func.value, scope)
-            changed = self._changed(name, node, scope, "dataset.part" in before)
-            columns = {**before.get("dataset.columns", {}), **changed.get("dataset.columns", {})}
-            return {**before, **changed, **({"dataset.columns": columns} if columns else {})}
+            before, rows = self._read(node.func.value, scope)
+            if name == "map":
+                return before, self._mapped(node, scope, rows)
+            if name in ("rename_column", "rename_columns"):
+                given = [self._reader.value(one, scope) for one in node.args]
+                pairs = given[0] if name == "rename_columns" else {given[0]: given[1]}
+                return before, rows.merged({new: rows.get(old) for old, new in pairs.items()})
+            return {**before, **self._changed(name, node, scope, before)}, rows
         if isinstance(function, ast.FunctionDef):
             inside = self._reader.scope.inside(function, node, scope)
             returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
             if len(returned) == 1:
-                return self.read(returned[0], inside)
+                return self._read(returned[0], inside)
         raise UnreadableExpression(node)
 
-    def _part(self, node: ast.Subscript, scope: Scope) -> dict[str, Any]:
+    def _part(self, node: ast.Subscript, scope: Scope) -> tuple[Settings, Row]:
         """Return a dataset of several: by the name of its split, or by its place in a list of splits."""
-        found, part = self.read(node.value, scope), self._reader.value(node.slice, scope)
+        (found, rows), part = self._read(node.value, scope), self._reader.value(node.slice, scope)
         if "dataset.train_test_split" in found and "dataset.part" not in found:
-            return {**found, "dataset.part": part}
+            return {**found, "dataset.part": part}, rows
         splits = found.get("dataset_train_split")
-        return {**found, "dataset_train_split": splits[part] if isinstance(splits, list) else part}
+        return {**found, "dataset_train_split": splits[part] if isinstance(splits, list) else part}, rows
 
     def _loaded(self, call: ast.Call, scope: Scope) -> dict[str, Any]:
         keys = ("dataset_name", "dataset_config", "load_dataset.data_dir", "load_dataset.data_files")
@@ -100,223 +99,112 @@ class DatasetReader:
         found = {name: self._reader.value(value, scope) for name, value in given.items()}
         return {name: value for name, value in found.items() if value is not None}
 
-    def _changed(self, method: str, call: ast.Call, scope: Scope, is_part: bool) -> dict[str, Any]:
+    def _changed(self, method: str, call: ast.Call, scope: Scope, before: Settings) -> Settings:
         """Return the changes that a method of a dataset makes."""
         if method in UNCHANGED:
             return {}
-        if (
-            method == "select"
-            and call.args
-            and isinstance(size := call.args[0], ast.Call)
-            and last_name(size.func) == "range"
-        ):
-            selected = [self._reader.value(one, scope) for one in size.args]
-            return {"dataset.select_of_part" if is_part else "dataset.select": selected}
+        given = {str(one.arg): one.value for one in call.keywords}
+        if method == "shuffle":
+            seed = call.args[0] if call.args else given.get("seed", ast.Constant(0))
+            return {} if "dataset.select" in before else {"dataset.shuffle_seed": self._reader.value(seed, scope)}
+        select = "dataset.select_of_part" if "dataset.part" in before else "dataset.select"
+        size = call.args[0] if call.args else None
+        if method == "select" and isinstance(size, ast.Call) and last_name(size.func) == "range":
+            return {select: [self._reader.value(one, scope) for one in size.args]}
         if method == "take" and len(call.args) == 1:
-            size = self._reader.value(call.args[0], scope)
-            return {"dataset.select_of_part" if is_part else "dataset.select": [size]}
+            return {select: [self._reader.value(call.args[0], scope)]}
         if method == "train_test_split":
-            given = {**dict(zip(("test_size", "train_size"), call.args, strict=False))}
-            given |= {str(one.arg): one.value for one in call.keywords if one.arg in ("test_size", "train_size")}
-            return {f"dataset.{method}": {name: self._reader.value(one, scope) for name, one in given.items()}}
-        if method == "rename_column" and len(call.args) == 2:
-            old, new = (self._reader.value(one, scope) for one in call.args)
-            return {"dataset.columns": {new: old}}
-        if method == "rename_columns" and len(call.args) == 1:
-            return {"dataset.columns": {new: old for old, new in self._reader.value(call.args[0], scope).items()}}
-        if method == "map" and call.args:
-            try:
-                function, around = self._reader.resolved(call.args[0], scope)
-            except UnreadableExpression as error:
-                return {f"dataset.{method}": str(error)}
-            if isinstance(function, (ast.FunctionDef, ast.Lambda)) and function.args.args:
-                return self._mapped(function, around)
-        return {f"dataset.{method}": str(UnreadableExpression(call))}
+            given |= dict(zip(("test_size", "train_size"), call.args, strict=False))
+            sizes = {name: self._reader.value(one, scope) for name, one in given.items() if name.endswith("_size")}
+            seed = self._reader.value(given.get("seed", ast.Constant(0)), scope)
+            is_random = self._reader.value(given.get("shuffle", ast.Constant(True)), scope)
+            of_all = is_random and "dataset.select" not in before
+            return {f"dataset.{method}": sizes, **({"dataset.shuffle_seed": seed} if of_all else {})}
+        key = f"dataset.{method} of rows"
+        return {key: "; ".join([*([before[key]] if key in before else []), str(UnreadableExpression(call))])}
 
-    # -------------------------------------------------------------------------------- functions over rows
-
-    def _mapped(self, function: Function, scope: Scope) -> dict[str, Any]:
-        """Return the columns, system prompt, template and answer marker that a function over rows produces."""
-        row, whole = function.args.args[0].arg, function
-        if isinstance(function, ast.Lambda) and isinstance(call := function.body, ast.Call):
-            if isinstance(called := named(call.func, scope), ast.FunctionDef):  # lambda row: made(row["question"])
-                function, scope = called, self._reader.scope.inside(called, call, scope)
-        elif isinstance(function, ast.FunctionDef):
-            written_out: ast.FunctionDef = copy.deepcopy(function)
-            _ColumnsByName(self._reader, row, scope.inside(function)).visit(written_out)
-            function, scope = written_out, scope.inside(written_out)
-        made: dict[str, ast.AST] = {}
-        for node in ast.walk(function):
-            if isinstance(node, ast.Dict) and not any(
-                isinstance(key, ast.Constant) and key.value in ("role", "type") for key in node.keys
-            ):
-                pairs = zip(node.keys, node.values, strict=True)
-                made |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
-            elif isinstance(node, ast.Assign) and (target := _column(node.targets[0], row)):
-                made[target] = node.value
-        found: dict[str, Any] = {"dataset.columns": {}} if made else {"dataset.map": str(UnreadableExpression(whole))}
-        for name, written in made.items():
-            value = self._followed(written, scope)
-            if isinstance(value, ast.List) and isinstance(written, ast.Name) and isinstance(function, ast.FunctionDef):
-                try:
-                    value = ast.List(self._listed(function.body, written.id, scope))
-                except UNKNOWN as error:
-                    found[f"dataset.map: {name}"] = f"made in {error}"
-                    continue
-            if isinstance(value, ast.List):
-                found |= self._chat(value, row, scope, found["dataset.columns"], name)
-            else:
-                found |= self._text(value, row, scope, found["dataset.columns"], name)
-        return found
-
-    def _listed(self, body: Sequence[ast.stmt], name: str, scope: Scope) -> list[ast.expr]:
-        """Return the elements that a list has after statements that make it and append to it, also under conditions
-        that are known. UnreadableExpression if they do more."""
-        elements: list[ast.expr] = []
-        for node in body:
-            if not any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node)):
-                continue
-            if isinstance(node, ast.If):
-                taken = node.body if self._reader.holds(node.test, scope) else node.orelse
-                elements += self._listed(taken, name, scope)
-            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-                if not isinstance(node.value, ast.List):
-                    raise UnreadableExpression(node)
-                elements = list(node.value.elts)
-            elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
-                if ast.unparse(call.func) != f"{name}.append":
-                    raise UnreadableExpression(node)
-                elements.append(call.args[0])
-            elif not isinstance(node, (ast.Return, ast.Assign)):
-                raise UnreadableExpression(node)
-        return elements
-
-    def _followed(self, value: ast.AST, scope: Scope) -> ast.AST:
-        """Return the node of a name's value, or the node itself if nothing in the script says it."""
+    def _mapped(self, call: ast.Call, scope: Scope, rows: Row) -> Row:
+        """Return rows after a function was called with each of them."""
+        given = {str(one.arg): one.value for one in call.keywords}
         try:
-            return self._reader.resolved(value, scope)[0]
-        except UNKNOWN:
-            return value
+            function, around = self._reader.resolved(call.args[0] if call.args else given.pop("function"), scope)
+            if not isinstance(function, (ast.FunctionDef, ast.Lambda)) or not set(given) <= set(MAPS):
+                raise UnreadableExpression(function if not isinstance(function, ast.FunctionDef) else call)
+            more = self._reader.value(given["fn_kwargs"], scope) if "fn_kwargs" in given else {}
+            return rows.merged(mapped(self._reader, function, around, rows, more))
+        except UnreadableExpression as error:
+            return Row({UNKNOWN_COLUMNS: Unproven(str(error))}, is_whole=True)
 
-    def _text(self, value: ast.AST, row: str, scope: Scope, columns: dict[str, str], name: str) -> dict[str, Any]:
-        """Note the column that a value of a row is made of. Return what else the value says."""
-        is_cast = isinstance(value, ast.Call) and last_name(value.func) == "str" and len(value.args) == 1
-        if column := _column(value.args[0] if isinstance(value, ast.Call) and is_cast else value, row):
-            columns[name] = column  # what is no text becomes one here, too
+
+def _written(rows: Row) -> Settings:
+    """Return what the columns of rows are made of as settings: columns of the source, a system prompt, a template and
+    an answer's marker; and the text of each that is more than that."""
+    if isinstance(whole := rows.columns.get(UNKNOWN_COLUMNS), Unproven):  # a function that could not be followed
+        return {"dataset.map": whole.text}
+    found: Settings = {"dataset.columns": {}} if rows.columns else {}
+    for name, value in rows.columns.items():
+        found |= _column(name, value, found["dataset.columns"])
+    return found
+
+
+def _column(name: str, value: Value, columns: dict[str, str]) -> Settings:
+    """Note what a column is made of. Return what else is to be set for it."""
+    match value:
+        case Column():
+            columns[name] = value.path
             return {}
-        if name == "prompt" and (template := self._template_or_none(value, row, scope)):
-            return {"dataset.template": template}
-        if made_of := _columns_inside(value, row):
-            called = last_name(value.func) if isinstance(value, ast.Call) else ""
-            text = ast.unparse(value) + "".join(
-                ast.unparse(one.value) for one in self._reader.scope.bound if one.name == called
-            )
-            columns[name] = made_of[0] if name == "prompt" or len(made_of) == 1 else name
-            if "####" in text:
-                rest = {f"dataset.map: {name}": ast.unparse(value)} if CHANGES.search(text) else {}
-                return {"dataset.answer_after": "####", **rest}
-        return {f"dataset.map: {name}": ast.unparse(value)}
-
-    def _chat(self, chat: ast.List, row: str, scope: Scope, columns: dict[str, str], name: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for message in chat.elts:
-            parts = (
-                dict(zip((ast.unparse(key) if key else "" for key in message.keys), message.values, strict=True))
-                if isinstance(message, ast.Dict)
-                else {}
-            )
-            role, content = ast.unparse(parts.get("'role'", ast.Constant(""))), parts.get("'content'", ast.Constant(""))
-            if isinstance(content, ast.List) and (text := _text_of_parts(content)) is not None:
-                if "'image'" in ast.unparse(content) and "image" not in columns:
-                    columns.setdefault("images", "image")  # what TRL looks for
-                content = text
-            column, template = _column(content, row), self._template_or_none(content, row, scope)
-            if role == "'system'" and not _columns_inside(content, row):
-                found["dataset.system"] = self._reader.value(content, scope)
-            elif role == "'user'" and (column or template):
-                columns["messages" if name == "prompt" else name] = column or PLACE.findall(template or "")[0][1:-1]
-                found |= {} if column else {"dataset.template": template}
-            else:
-                found[f"dataset.map: {name}"] = ast.unparse(chat)
-        return found
-
-    def _template_or_none(self, node: ast.AST, row: str, scope: Scope) -> str | None:
-        """Return a text with columns of the row in it as a template of ours. None if it is more than that."""
-        try:
-            template = self._template(node, row, scope)
-        except UNKNOWN:
-            return None
-        return template if PLACE.search(template) else None
-
-    def _template(self, node: ast.AST, row: str, scope: Scope) -> str:
-        if (column := _column(node, row)) and PLACE.fullmatch(f"{{{column}}}"):
-            return f"{{{column}}}"
-        if isinstance(node, ast.JoinedStr):
-            return "".join(self._template(one, row, scope) for one in node.values)
-        if isinstance(node, ast.FormattedValue) and node.format_spec is None and node.conversion in (-1, ord("s")):
-            return self._template(node.value, row, scope)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return self._template(node.left, row, scope) + self._template(node.right, row, scope)
-        if isinstance(node, ast.Call) and last_name(node.func) == "format" and isinstance(node.func, ast.Attribute):
-            words = {str(number): one for number, one in enumerate(node.args)}
-            words |= {str(one.arg): one.value for one in node.keywords if one.arg is not None}
-            filled = {name: self._template(one, row, scope) for name, one in words.items()}
-            return _formatted(str(self._reader.value(node.func.value, scope)), filled, node)
-        if isinstance(node, ast.Name) and node.id != row:
-            found, around = self._reader.resolved(node, scope)
-            return self._template(found, row, around)
-        text = str(self._reader.value(node, scope))
-        if PLACE.search(text):
-            raise UnreadableExpression(node, "whose braces a template would take for a column")
-        return text
+        case Text() if name == "prompt":
+            return {"dataset.template": value.template}
+        case Cut(is_end=True) if name != "prompt":
+            columns[name] = value.column
+            return {"dataset.answer_after": value.marker}
+        case Listed():
+            return _chat(name, value, columns)
+        case Unproven() if value.columns:
+            columns[name] = value.columns[0] if name == "prompt" or len(value.columns) == 1 else name
+            if value.is_after_marker and name != "prompt":
+                rest = {f"dataset.map: {name}": value.text} if value.is_changed else {}
+                return {"dataset.answer_after": MARKER, **rest}
+    if name != "prompt":
+        columns.setdefault(name, name)  # that of the rows that the user writes
+    return {f"dataset.map: {name}": _said(value)}
 
 
-class _ColumnsByName(ast.NodeTransformer):
-    """Writes the names of columns into a function over rows: `row["question"]` for `row[column]`."""
-
-    def __init__(self, reader: Values, row: str, scope: Scope) -> None:
-        self._reader, self._row, self._scope = reader, row, scope
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """Write a column's name where its value is known."""
-        if isinstance(node.value, ast.Name) and node.value.id == self._row:
-            with contextlib.suppress(*UNKNOWN):
-                name = ast.Constant(self._reader.value(node.slice, self._scope))
-                return ast.copy_location(ast.Subscript(node.value, name, node.ctx), node)
-        return self.generic_visit(node)
-
-
-def _text_of_parts(content: ast.List) -> ast.expr | None:
-    """Return the one text among the parts of a message, beside which there may be images."""
-    parts = [one for one in content.elts if isinstance(one, ast.Dict)]
-    texts = [
-        value
-        for part in parts
-        for key, value in zip(part.keys, part.values, strict=True)
-        if isinstance(key, ast.Constant) and key.value == "text"
-    ]
-    return texts[0] if len(texts) == 1 and len(parts) == len(content.elts) else None
+def _chat(name: str, chat: Listed, columns: dict[str, str]) -> Settings:
+    found: Settings = {}
+    asked_and_said = [one for one in chat.elements if one.role != "system"]
+    roles = {"completion": ["assistant"], "messages": ["user", "assistant"]}.get(name)
+    if roles == [one.role for one in asked_and_said] and all(isinstance(one.content, Column) for one in asked_and_said):
+        places = dict(zip(["prompt", "completion"][-len(asked_and_said) :], asked_and_said, strict=True))
+        columns |= {place: one.content.path for place, one in places.items() if isinstance(one.content, Column)}
+        chat = Listed(tuple(one for one in chat.elements if one.role == "system"))
+    for one in chat.elements:
+        if one.with_image:
+            columns.setdefault("images", "image")  # what TRL looks for
+        if one.role == "system" and isinstance(one.content, FixedValue):
+            found["dataset.system"] = one.content.value
+        elif one.role == "user" and isinstance(one.content, (Column, Text)):
+            text = one.content.path if isinstance(one.content, Column) else one.content.template
+            is_column = isinstance(one.content, Column)
+            columns["messages" if name == "prompt" else name] = text if is_column else PLACE.findall(text)[0][1:-1]
+            found |= {} if is_column else {"dataset.template": text}
+        else:
+            found[f"dataset.map: {name}"] = _said(chat)
+    return found
 
 
-def _formatted(text: str, words: Mapping[str, str], node: ast.AST) -> str:
-    """Return what `text.format(...)` makes of texts that are templates."""
-    made = ""
-    for number, (fixed, name, form, conversion) in enumerate(string.Formatter().parse(text)):
-        if form or conversion or PLACE.search(fixed):
-            raise UnreadableExpression(node)
-        made += fixed + ("" if name is None else words[name or str(number)])
-    return made
-
-
-def _column(node: ast.AST, row: str) -> str | None:
-    """Return the column in `row["column"]`, or the path of a field in it."""
-    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
-        return None
-    if isinstance(node.value, ast.Name) and node.value.id == row:
-        return str(node.slice.value)
-    above = _column(node.value, row)
-    return None if above is None else f"{above}.{node.slice.value!s}"
-
-
-def _columns_inside(node: ast.AST, row: str) -> list[str]:
-    return list(dict.fromkeys(column for one in ast.walk(node) if (column := _column(one, row))))
+def _said(value: Value) -> str:
+    """Return a value as a script may write it."""
+    match value:
+        case Unproven():
+            return value.text
+        case Column():
+            return f"row[{value.path!r}]"
+        case Text():
+            return f"f{value.template!r}"
+        case FixedValue():
+            return repr(value.value)
+        case Listed():
+            said = ("..." if one.role == "part" else f"{one.role}: {_said(one.content)}" for one in value.elements)
+            return f"[{', '.join(said)}]"
+    return "a value that no setting makes"

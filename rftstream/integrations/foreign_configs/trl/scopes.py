@@ -15,9 +15,13 @@ class UnreadableExpression(Exception):
     """An expression whose value is known only by running the script."""
 
     def __init__(self, node: ast.AST, reason: str = "") -> None:
-        text = " ".join(ast.unparse(node).split())
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        super().__init__(f"line {getattr(node, 'lineno', '?')}: {shown}{f', {reason}' if reason else ''}")
+        super().__init__(f"line {getattr(node, 'lineno', '?')}: {shown(node)}{f', {reason}' if reason else ''}")
+
+
+def shown(node: ast.AST) -> str:
+    """Return the beginning of an expression or a statement, on one line."""
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 UNKNOWN = (UnreadableExpression, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)

@@ -107,7 +107,7 @@ class ScriptReader:
         script = Script(kind.lower(), functions=names, environment=self._environment)
         script.arguments, script.own, script.own_taken = self._arguments_taken, set(self._own), self._own_taken
         script.code = ScriptCode(self._path.name, self._lines, scope)
-        script.makes_chats = any(map(_is_row_of_chat, every))
+        script.makes_chats = any(map(_is_message, every))
         datasets = DatasetReader(self)
         positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
@@ -402,10 +402,8 @@ def _made_of(node: ast.AST) -> ast.expr | None:
     return next(iter([*call.args, *names]), None) if last_name(call.func) in MODELS else None
 
 
-def _is_row_of_chat(node: ast.AST) -> bool:
-    """Return whether a dict in the script has a list of messages as its prompt."""
-    pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
-    return any(
-        isinstance(key, ast.Constant) and key.value == "prompt" and "'role'" in ast.unparse(value)
-        for key, value in pairs
+def _is_message(node: ast.AST) -> bool:
+    """Return whether a dict in the script is a message, so that its prompts are lists of messages."""
+    return isinstance(node, ast.Dict) and any(
+        isinstance(key, ast.Constant) and key.value == "role" for key in node.keys
     )

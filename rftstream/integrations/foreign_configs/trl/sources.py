@@ -28,6 +28,8 @@ TEXTS = (
     "where prompts are texts and not messages: TRL shows them to the model as they are, a run as messages of a user; "
     f"bare they are by model.chat_template, a file with {BARE}"
 )
+SHUFFLED = ("jsonl", "csv", "parquet")
+"""Sources whose rows can be counted in a shuffled order."""
 HELD_OUT = 100
 """Rows that are held out where their number is not known."""
 
@@ -76,6 +78,8 @@ class DatasetRules:
             chats = {"columns": {"messages": "prompt"}} if self._samples and self._script.makes_chats else {}
             settings = {"source": self._by_hand(prefix, f"that the trainer gets ({where})"), **chats}
             return SourceOfRows(settings=settings, there=whole)
+        if changes := self._changes(prefix):
+            return self._changed(prefix, changes)
         if place := self._script.unreadable.get(whole):
             c.ask(
                 f"{whole}: {place} could not be read; what the script changes in rows of {name} is not in the run file"
@@ -93,22 +97,26 @@ class DatasetRules:
         rows = None if there is None else max(there - limits.get("skip", 0), 0)
         rows = min([one for one in (rows, limits.get("size")) if one is not None], default=None)
         limits, rows, said = self._divided(prefix, limits, rows)
+        seed = c.get(f"{prefix}dataset.shuffle_seed")
+        if limits and seed is not None and self._samples:
+            if scheme in SHUFFLED:
+                limits["shuffle_seed"] = seed
+            else:
+                c.leave(f"{prefix}dataset.shuffle", "the rows that are taken are the first ones, in the source's order")
         if limits and not (self._samples or of_hub):
             c.leave(f"rows of {whole}", "only a source hf: takes some; write these to a file")
             limits = {}
-        self._leave_changes(prefix)
         template = c.get(f"{prefix}dataset.template")
         if template and not self._samples:
             c.leave(f"{prefix}dataset.template = {template!r}", "only tasksets have one; make such rows beforehand")
             template = None
         options = {**of_hub, "template": template, "answer_after": c.get(f"{prefix}dataset.answer_after"), **limits}
         given: dict[str, str] = c.get(f"{prefix}dataset.columns") or {}
-        unread: list[str] = [] if self._samples else c.names(f"{prefix}dataset.map: ")
-        made = {name: column for name, column in given.items() if f"{prefix}dataset.map: {name}" not in unread}
-        columns, is_text = self._columns(made), bool(template and "messages" not in made)
-        prompts = {"prompt", "messages", f"{prefix}dataset.map", f"{prefix}dataset.map: prompt"}
-        of_file = prompts.isdisjoint([*columns, *c.names(f"{prefix}dataset.map")])  # else a map makes them
-        is_renamed = "prompt" in columns and not c.names(f"{prefix}dataset.map")
+        if not self._samples and {"completion", "chosen"} & set(given):  # the prompt's message is a text here
+            given = {"prompt" if name == "messages" else name: column for name, column in given.items()}
+        columns, is_text = self._columns(given), bool(template and "messages" not in given)
+        is_renamed = "prompt" in columns
+        of_file = not is_renamed and "messages" not in columns  # else a map makes them
         if self._samples and not template and (of_file or is_renamed) and scheme == "jsonl":
             column = columns.get("prompt", "prompt")
             form = form_of_prompts(self._path.parent / file, column)
@@ -127,30 +135,41 @@ class DatasetRules:
         settings = {key: value for key, value in found.items() if value}
         return SourceOfRows(settings=settings, there=whole + said, num_rows=rows)
 
+    def _changed(self, prefix: str, changes: list[str]) -> SourceOfRows:
+        """Return a placeholder for a dataset that the script changes in ways that no setting does."""
+        c = self._c
+        names: dict[str, str] = c.get(f"{prefix}dataset.columns") or {}
+        for name in c.names(f"{prefix}dataset.") + c.names(f"{prefix}dataset_") + c.names(f"{prefix}load_dataset"):
+            c.get(name)  # all of it is in the rows that the script writes
+        source = self._by_hand(prefix, f"that the trainer gets: {'; '.join(changes)}, which no setting does")
+        columns = self._columns({name: name for name in names if name not in ("messages", "prompt")})
+        is_text = any("apply_chat_template" in one for one in changes)
+        if self._samples and not is_text and (self._script.makes_chats or self._by_chat):
+            columns = {"messages": "prompt", **columns}
+        found = {"source": source, "columns": columns, "chat_template": BARE if self._samples and is_text else None}
+        there = f"{prefix or 'train_'}dataset"
+        return SourceOfRows(settings={key: value for key, value in found.items() if value}, there=there)
+
     def held_out(self, prefix: str = "") -> float | None:
         """Return the share that `train_test_split` holds out, as far as the script says it."""
         split: Mapping[str, Any] | None = self._c.get(f"{prefix}dataset.train_test_split")
-        if split is None:
+        if split is None or f"{prefix or 'train_'}dataset" in self.asked:  # the rows that the user writes are divided
             return None
         test, train = split.get("test_size"), split.get("train_size")
         share = test if test is not None else 0.25 if train is None else 1 - train
         return share if isinstance(share, float) else None
 
-    def _leave_changes(self, prefix: str) -> None:
-        c = self._c
+    def _changes(self, prefix: str) -> list[str]:
+        """Return what the script does to rows that a run needs and no setting does. The rest is left."""
+        c, found = self._c, []
         for one in c.names(f"{prefix}dataset."):
-            _, _, name = one.partition(f"{prefix}dataset.map: ")
-            whole = one == f"{prefix}dataset.map"
-            is_needed = name == "prompt" or self._script.reads(name) if self._samples else name in KNOWN
-            if whole or (name and is_needed):
-                is_shown = "apply_chat_template" in str(c.get(one))
-                bare = f'; its prompts are texts: show them bare by chat_template = "{BARE}" of the section'
-                c.ask(
-                    f"{one} is {c.get(one)}, which no setting does; make such rows beforehand (`dataset.to_json(FILE)` "
-                    f"in the script, after its map), and name the file and its columns{bare if is_shown else ''}"
-                )
-            elif one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in ("filter", "map"):
+            _, is_map, name = one.partition(f"{prefix}dataset.map: ")
+            is_needed = name == "prompt" or self._script.reads(name) if self._samples else name in (*KNOWN, "text")
+            if one == f"{prefix}dataset.map" or one.endswith(" of rows") or (is_map and is_needed):
+                found.append(f"{one} is {c.get(one)}")
+            elif is_map:
                 c.leave(one, f"{c.get(one)}; make such rows beforehand, or use [[pipeline]]")
+        return found
 
     def _place(self, prefix: str, name: str) -> tuple[Any, str | None, dict[str, int]]:
         """Return the source of a dataset that is named, its split, and which rows are taken."""
@@ -175,7 +194,7 @@ class DatasetRules:
 
     def _divided(self, prefix: str, limits: dict[str, int], rows: int | None) -> tuple[dict[str, int], int | None, str]:
         """Return which rows are taken of a dataset that `train_test_split` divides, how many, and words that say so.
-        The rows that are held out are the first ones."""
+        The rows that are held out are the first ones in the source's order, or in the shuffled one."""
         c = self._c
         split, part = c.get(f"{prefix}dataset.train_test_split"), c.get(f"{prefix}dataset.part")
         after = c.get(f"{prefix}dataset.select_of_part")
@@ -194,7 +213,7 @@ class DatasetRules:
         if held is None:
             held = HELD_OUT
             c.ask(
-                f"train_test_split {name} {size}: of how many rows is not known here, so the first {held} are held "
+                f"train_test_split {name} {size}: of how many rows is not known here, so {held} are held "
                 "out; put the right number into options.size of the evaluation and options.skip of the taskset"
             )
         skip = limits.get("skip", 0)
@@ -207,7 +226,7 @@ class DatasetRules:
             taken = None if rows is None else max(rows - held, 0)
         limits = _sliced(first, end, after)
         ends = [one for one in (taken, limits.get("size")) if one is not None]
-        return limits, min(ends, default=None), f", train_test_split {name} {size}: the first {held} rows are held out"
+        return limits, min(ends, default=None), f", train_test_split {name} {size}: {held} rows are held out"
 
     def _by_hand(self, prefix: str, place: str) -> str:
         """Ask the user for a file with the rows of a dataset, and return the source that reads it."""

@@ -1,0 +1,425 @@
+"""What a function over rows makes of them, as far as a run file can say it.
+
+The function is interpreted with columns in the place of their values: what it returns for a row is then a column of the
+source, a text with columns in it, messages, or the end of a column after a marker. Anything else is `Unproven`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rftstream.integrations.foreign_configs.trl.scopes import (
+    DEFINITIONS,
+    UNKNOWN,
+    Binding,
+    Scope,
+    UnreadableExpression,
+    last_name,
+)
+
+Function = ast.FunctionDef | ast.Lambda
+PLACE = re.compile(r"\{[\w.]+\}")
+"""A column in a template of ours."""
+MARKER = "####"
+CHANGES = re.compile(r"\.(replace|translate|lower|upper)\(|\b(sub|int|float)\(")
+"""Calls in a script that change an answer beside cutting it out."""
+UNKNOWN_COLUMNS = ""
+"""The name under which a row notes a function that could not be followed, after which each column may be another."""
+SKIPPED = (*DEFINITIONS, ast.Import, ast.ImportFrom, ast.Pass, ast.Assert, ast.Global)
+
+
+class Values(Protocol):
+    """The values of a script's expressions. ScriptReader is one."""
+
+    scope: Scope
+    """The scope of the module."""
+    read_statements: set[int]
+    """Ids of statements, beside those that bind a name, that a rule has read."""
+
+    def value(self, node: ast.AST, scope: Scope) -> Any:
+        """Return the value of an expression. UnreadableExpression if running the script would be needed."""
+
+    def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
+        """Follow names to their value, and return the node with the scope in which to evaluate it."""
+
+    def holds(self, test: ast.expr, scope: Scope) -> bool:
+        """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the source, or the path of a field in it."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text with columns in it, `Sort {items}!`."""
+
+    template: str
+
+
+@dataclass(frozen=True, slots=True)
+class FixedValue:
+    """A value that is the same for each row."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A column divided at a marker; with `is_end`, what comes after it."""
+
+    column: str
+    marker: str
+    is_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaidMessage:
+    """One message, or with the role `part` one part of its content, which has an image beside it if `with_image`."""
+
+    role: str
+    content: Value
+    with_image: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list of messages, or of parts."""
+
+    elements: tuple[SaidMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """A value that only running the function shows."""
+
+    text: str
+    columns: tuple[str, ...] = ()
+    """Those that it is made of."""
+    is_after_marker: bool = False
+    is_changed: bool = False
+    """Whether an answer is changed beside being cut out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row, or a dict that becomes one."""
+
+    columns: Mapping[str, Value] = field(default_factory=dict)
+    is_whole: bool = False
+    """Whether its other columns are those of the source."""
+
+    def get(self, name: str) -> Value:
+        """Return a column. KeyError if there is none, or a function that could not be followed may have made it."""
+        return Column(name) if self.is_whole and not {name, UNKNOWN_COLUMNS} & set(self.columns) else self.columns[name]
+
+    def merged(self, columns: Mapping[str, Value]) -> Row:
+        return Row({**self.columns, **columns}, self.is_whole)
+
+
+Value = Column | Text | FixedValue | Cut | SaidMessage | Listed | Unproven | Row
+
+
+def mapped(
+    reader: Values, function: Function, scope: Scope, rows: Row, given: Mapping[str, Any] | None = None
+) -> Mapping[str, Value]:
+    """Return the columns that a function over rows makes. `given`: values of its other parameters.
+    UnreadableExpression if they are not known."""
+    names: dict[str, Value] = {name: FixedValue(value) for name, value in (given or {}).items()}
+    names[function.args.args[0].arg] = rows
+    made = _Frame(reader, function, scope, names).returned()
+    if not isinstance(made, Row):
+        raise UnreadableExpression(function)
+    return made.columns
+
+
+class _Frame:
+    """One call of a function."""
+
+    def __init__(self, reader: Values, function: Function, scope: Scope, names: dict[str, Value]) -> None:
+        self._reader, self._function, self._names = reader, function, names
+        self._scope = scope.inside(function) if isinstance(function, ast.FunctionDef) else Scope(scope)
+        values = ((name, one.value) for name, one in names.items() if isinstance(one, FixedValue))
+        self._scope.bound[:0] = [Binding(name, ast.Constant(value), function, scope) for name, value in values]
+
+    def returned(self) -> Value | None:
+        """Return what the function returns."""
+        if isinstance(self._function, ast.Lambda):
+            return self.value(self._function.body)
+        return self._run(self._function.body)
+
+    # ------------------------------------------------------------------------------------ statements
+
+    def _run(self, body: Sequence[ast.stmt]) -> Value | None:
+        for node in body:
+            if isinstance(node, ast.Return):
+                return self.value(node.value or ast.Constant(None))
+            if isinstance(node, ast.If):
+                if (found := self._branch(node)) is not None:
+                    return found
+            elif isinstance(node, (ast.For, ast.While, ast.With, ast.Try)):
+                self._blur(node)
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._assign(target, self.value(node.value))
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self._assign(node.target, self.value(node.value))
+            elif isinstance(node, ast.AugAssign):
+                self._assign(node.target, self.value(ast.BinOp(node.target, node.op, node.value)))
+            elif isinstance(node, ast.Expr):
+                self._call(node.value)
+            elif not isinstance(node, SKIPPED):
+                raise UnreadableExpression(node)
+        return None
+
+    def _branch(self, node: ast.If) -> Value | None:
+        try:
+            taken = node.body if self._reader.holds(node.test, self._scope) else node.orelse
+        except UNKNOWN:
+            self._blur(node)
+            return None
+        return self._run(taken)
+
+    def _assign(self, target: ast.expr, value: Value) -> None:
+        if isinstance(target, ast.Name):
+            self._names[target.id] = value
+        elif isinstance(target, ast.Subscript) and isinstance(name := target.value, ast.Name):
+            row, key = self._names.get(name.id), self.value(target.slice)
+            if not isinstance(row, Row) or not isinstance(key, FixedValue):
+                raise UnreadableExpression(target)
+            self._names[name.id] = row.merged({str(key.value): value})
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for one in target.elts:
+                self._assign(one, Unproven(_line(target)))
+        else:
+            raise UnreadableExpression(target)
+
+    def _call(self, node: ast.expr) -> None:
+        """Follow a statement that is a call: of a method that changes a list or a row, or of something else."""
+        if not isinstance(node, ast.Call):
+            return
+        name, method = _owner(node), last_name(node.func)
+        held, given = self._names.get(name), [self.value(one) for one in node.args]
+        if isinstance(held, Listed) and method == "append" and isinstance(given[0], SaidMessage):
+            self._names[name] = Listed((*held.elements, given[0]))
+        elif isinstance(held, Row) and method == "update" and isinstance(given[0], Row):
+            self._names[name] = held.merged(given[0].columns)
+        elif held is not None:
+            self._names[name] = Unproven(_line(node))
+
+    def _blur(self, node: ast.stmt) -> None:
+        """Forget what a statement may change. UnreadableExpression if it may return, too."""
+        for one in ast.walk(node):
+            if isinstance(one, ast.Return):
+                raise UnreadableExpression(node)
+            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+                self._names[one.id] = Unproven(_line(node))
+            elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
+                self._assign(one, Unproven(_line(node)))
+            elif isinstance(one, ast.Call) and (name := _owner(one)) in self._names:
+                self._names[name] = Unproven(_line(node))
+
+    # ------------------------------------------------------------------------------------ expressions
+
+    def value(self, node: ast.expr) -> Value:
+        """Return the value of an expression, Unproven if it is more than a run file can say."""
+        try:
+            return self._proven(node)
+        except UNKNOWN:
+            return self._unproven(node)
+
+    def _unproven(self, node: ast.expr) -> Unproven:
+        columns: dict[str, None] = {}
+        for one in ast.walk(node):
+            found = self._names.get(one.id) if isinstance(one, ast.Name) else None
+            if isinstance(one, ast.Subscript):
+                try:
+                    found = self._proven(one)
+                except UNKNOWN:
+                    continue
+            if isinstance(found, (Column, Unproven)):
+                columns |= dict.fromkeys([found.path] if isinstance(found, Column) else found.columns)
+        text = ast.unparse(node)
+        called = [last_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+        whole = text + "".join(ast.unparse(one.value) for one in self._reader.scope.bound if one.name in called)
+        fields = [one for one in columns if not any(other.startswith(f"{one}.") for other in columns)]
+        return Unproven(text, tuple(fields), MARKER in whole, CHANGES.search(whole) is not None)
+
+    def _proven(self, node: ast.expr) -> Value:
+        match node:
+            case ast.Constant():
+                return FixedValue(node.value)
+            case ast.Name() if node.id in self._names:
+                return self._names[node.id]
+            case ast.Subscript():
+                return self._item(node)
+            case ast.JoinedStr():
+                return self._joined([self._proven(one) for one in node.values], node)
+            case ast.FormattedValue() if node.format_spec is None and node.conversion in (-1, ord("s")):
+                return self._proven(node.value)
+            case ast.BinOp(op=ast.Add()):
+                left, right = self._proven(node.left), self._proven(node.right)
+                if isinstance(left, Listed) or isinstance(right, Listed):
+                    return Listed((*_listed(left, node), *_listed(right, node)))
+                is_text = any(
+                    isinstance(one, Text) or isinstance(getattr(one, "value", 0), str) for one in (left, right)
+                )
+                if not is_text:  # two columns may be numbers
+                    return self._known(node)
+                return self._joined([left, right], node)
+            case ast.IfExp():
+                return self._proven(node.body if self._reader.holds(node.test, self._scope) else node.orelse)
+            case ast.Dict():
+                return self._dict(node)
+            case ast.List():
+                return Listed(tuple(_message(self._proven(one), node) for one in node.elts))
+            case ast.Call():
+                return self._called(node)
+        return self._known(node)
+
+    def _known(self, node: ast.expr) -> FixedValue:
+        """Return a value that is known without a row."""
+        inside = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+        if any(not isinstance(self._names.get(one.id, FixedValue(None)), FixedValue) for one in inside):
+            raise UnreadableExpression(node)
+        return FixedValue(self._reader.value(node, self._scope))
+
+    def _item(self, node: ast.Subscript) -> Value:
+        of = self._proven(node.value)
+        key = self._proven(node.slice) if not isinstance(node.slice, ast.UnaryOp) else self._known(node.slice)
+        if isinstance(key, FixedValue):
+            if isinstance(of, Row):
+                return of.get(key.value)
+            if isinstance(of, Column):
+                return Column(f"{of.path}.{key.value}")
+            if isinstance(of, FixedValue):
+                return FixedValue(of.value[key.value])
+            if isinstance(of, Cut) and key.value in (1, -1):
+                return Cut(of.column, of.marker, is_end=True)
+        raise UnreadableExpression(node)
+
+    def _joined(self, parts: Sequence[Value], node: ast.expr) -> Value:
+        """Return a text of several parts."""
+        values = [one.value for one in parts if isinstance(one, FixedValue)]
+        if len(values) == len(parts):
+            return FixedValue(values[0] + values[1] if isinstance(node, ast.BinOp) else "".join(map(str, values)))
+        made = ""
+        for one in parts:
+            if isinstance(one, Column) and PLACE.fullmatch(f"{{{one.path}}}"):
+                made += f"{{{one.path}}}"
+            elif isinstance(one, Text):
+                made += one.template
+            elif isinstance(one, FixedValue) and not PLACE.search(str(one.value)):
+                made += str(one.value)
+            else:  # also a fixed text whose braces a template would take for a column
+                raise UnreadableExpression(node)
+        return Text(made)
+
+    def _dict(self, node: ast.Dict) -> Value:
+        columns: dict[str, Value] = {}
+        is_whole = False
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                spread = self._proven(value)
+                if not isinstance(spread, Row):
+                    raise UnreadableExpression(node)
+                columns |= spread.columns
+                is_whole = is_whole or spread.is_whole
+            else:
+                columns[str(self._known(key).value)] = self.value(value)
+        if "role" in columns and columns.keys() <= {"role", "content"}:
+            role, content = columns["role"], columns.get("content", FixedValue(""))
+            parts = content.elements if isinstance(content, Listed) else ()
+            texts = [one.content for one in parts if one.content != FixedValue(None)]
+            if isinstance(role, FixedValue) and (len(texts) == 1 or not isinstance(content, Listed)):
+                return SaidMessage(role.value, texts[0] if texts else content, any(one.with_image for one in parts))
+            raise UnreadableExpression(node)
+        if columns.get("type") in (FixedValue("text"), FixedValue("image")):
+            return SaidMessage("part", columns.get("text", FixedValue(None)), columns["type"] == FixedValue("image"))
+        return Row(columns, is_whole)
+
+    def _called(self, node: ast.Call) -> Value:
+        name, owner = last_name(node.func), node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name == "str" and owner is None and len(node.args) == 1:
+            said = self._proven(node.args[0])
+            return (
+                FixedValue(str(said.value)) if isinstance(said, FixedValue) else said
+            )  # what is no text becomes one here, too
+        if name == "dict" and owner is None and not node.args:
+            return self._dict(
+                ast.Dict([None if one.arg is None else ast.Constant(one.arg) for one in node.keywords],
+                         [one.value for one in node.keywords])
+            )  # fmt: skip
+        if owner is not None:
+            return self._of_method(name, owner, node)
+        function, scope = self._reader.resolved(node.func, self._scope)
+        if not isinstance(function, (ast.FunctionDef, ast.Lambda)):
+            return self._known(node)
+        names = [one.arg for one in function.args.args]
+        given = {**dict(zip(names, node.args, strict=False)), **{str(one.arg): one.value for one in node.keywords}}
+        if len(node.args) > len(names) or any(name not in names for name in given):
+            raise UnreadableExpression(node)
+        inner = _Frame(self._reader, function, scope, {name: self._proven(one) for name, one in given.items()})
+        if (made := inner.returned()) is None or isinstance(made, Unproven):
+            raise UnreadableExpression(node)
+        return made
+
+    def _of_method(self, name: str, owner: ast.expr, node: ast.Call) -> Value:
+        of = self._proven(owner)
+        if isinstance(of, Row) and name == "get" and len(node.args) == 1:
+            return of.get(self._known(node.args[0]).value)
+        if isinstance(of, Row) and name == "copy":
+            return of
+        if isinstance(of, Column) and name == "split" and len(node.args) == 1:
+            return Cut(of.path, str(self._known(node.args[0]).value))
+        if isinstance(of, Cut) and of.is_end and name == "strip" and not node.args:
+            return of
+        if isinstance(of, FixedValue) and name == "format":
+            given = {str(number): self._proven(one) for number, one in enumerate(node.args)}
+            given |= {str(one.arg): self._proven(one.value) for one in node.keywords}
+            return self._joined(_format(str(of.value), given, node), node)
+        return self._known(node)
+
+
+def _line(node: ast.AST) -> str:
+    return str(UnreadableExpression(node))
+
+
+def _owner(call: ast.Call) -> str:
+    """Return the name whose method is called, or nothing."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return owner.id if isinstance(owner, ast.Name) else ""
+
+
+def _format(text: str, given: Mapping[str, Value], node: ast.expr) -> list[Value]:
+    """Return the parts of `text.format(...)`."""
+    parts: list[Value] = []
+    for number, (fixed, name, form, conversion) in enumerate(string.Formatter().parse(text)):
+        if form or conversion:
+            raise UnreadableExpression(node)
+        parts += [FixedValue(fixed), *([] if name is None else [given[name or str(number)]])]
+    return parts
+
+
+def _listed(value: Value, node: ast.expr) -> tuple[SaidMessage, ...]:
+    if isinstance(value, Listed):
+        return value.elements
+    if isinstance(value, FixedValue) and isinstance(value.value, list):
+        return tuple(_message(FixedValue(one), node) for one in value.value)
+    raise UnreadableExpression(node)
+
+
+def _message(value: Value, node: ast.expr) -> SaidMessage:
+    if isinstance(value, SaidMessage):
+        return value
+    if isinstance(value, FixedValue) and isinstance(value.value, dict) and value.value.keys() == {"role", "content"}:
+        return SaidMessage(value.value["role"], FixedValue(value.value["content"]))
+    raise UnreadableExpression(node)
