@@ -71,6 +71,11 @@ class CompositeReward:
         """Return the rewards of all parts, in order."""
         return [part.reward for part in self._parts]
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the weights of the parts that are summed, by name."""
+        return {part.name: part.use.weight for part in self._parts if part.use.use == "sum"}
+
     def open(self) -> None:
         """Open all rewards that need costly preparation."""
         for part in self._parts:

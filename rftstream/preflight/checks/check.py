@@ -269,7 +269,7 @@ def _taskset(
                     raise ConfigError(f"{line.place}.reward: {' '.join(line.scores.doubts())}")
                 if line.scores is not None:
                     line.advice += [f"{line.place}.reward: {doubt}" for doubt in line.scores.doubts()]
-                    if line.scores.reference == 1 and rendering is not None:
+                    if line.scores.reference and not line.scores.less and rendering is not None:
                         line.advice += doubts_about_room(line.place, problems, rendering.renderer, most)
     return line
 

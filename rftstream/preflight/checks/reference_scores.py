@@ -26,6 +26,8 @@ LIMIT_S = 10.0
 """Seconds after which scoring is given up."""
 NUM_NAMED = 3
 """Problems that are named whose answers got less than 1."""
+NEAR = 0.9
+"""An answer that gets as much as this is taken for right: the rest may be what its length costs."""
 FORMS = (
     "Answer: {}",
     "The answer is {}.",
@@ -58,7 +60,7 @@ class ReferenceScores(Report):
     least: tuple[str, float] | None = None
     """The answer that got least where the reward has parts, with what it got. None if all got the same."""
     less: tuple[tuple[str, float], ...] = ()
-    """The first problems' answers that got less than 1, with what they got."""
+    """The first problems' answers that got less than 1, with what they got. Penalties of long answers do not count."""
     form: tuple[str, float] | None = None
     """The first problem's answer in the form that got most, with its mean reward. None if the bare answers got 1."""
     error: str = ""
@@ -92,7 +94,7 @@ class ReferenceScores(Report):
         right, empty = (
             "an error" if found is None else f"{number(found)}{f' ({expected} expected)' if is_odd else ''}"
             for found, expected, is_odd in (
-                (self.reference, 1, self.reference is not None and self.reference < 1),  # sums of rewards give more
+                (self.reference, 1, bool(self.less)),
                 (self.empty, 0, self.empty != 0),
             )
         )
@@ -136,11 +138,11 @@ class ReferenceScores(Report):
                 f"0 for the own answers of all {self.num_problems} problems tried{form}; unless it asks for another "
                 "form, look at how it reads and compares, and at which column is the answer (tasksets.NAME.columns)"
             )
-        elif self.reference is not None and self.reference < 1:
+        elif self.less:
             some = ", ".join(f"{answer!r} got {number(reward)}" for answer, reward in self.less)
             yield (
-                f"{number(self.reference)} in the mean for the problems' own answers, 1 expected: {some}; unless your "
-                "reward asks for more than the bare answer, it takes right answers for wrong ones"
+                f"{number(self.reference or 0.0)} in the mean for the problems' own answers, 1 expected: {some}; "
+                "unless your reward asks for more than the bare answer, it takes right answers for wrong ones"
             )
         if self.empty is not None and self.empty >= 1:
             yield (
@@ -214,7 +216,7 @@ class _Scoring:
             return
         self._right, self._empty = self._score_all(right), self._score_all(empty)
         best = "{}", _rewards(self._right)
-        if self._have_answers and (_mean(best[1]) or 0.0) < 1:
+        if self._have_answers and self._are_less():
             for form in FORMS:
                 formed = [_answered(one, form.format(one.answer)) for one in self._asked]
                 self._formed.append((form, _rewards(self._score_all(formed))))
@@ -222,6 +224,31 @@ class _Scoring:
         form, rewards = best
         self._hacks.extend(find_hacks(self._said_to, self._asked, rewards, _rewards(self._empty), form))
         self._again = self._score_all(right)
+
+    def _are_less(self) -> bool:
+        """Return whether the problems' own answers get less than right ones should. Sums of rewards give more than 1,
+        and what long answers lose by a penalty does not count."""
+        rewards = [one for one in self._unpenalised() if one is not None]
+        return not rewards or (sum(rewards) < len(rewards) and min(rewards) < NEAR)
+
+    def _unpenalised(self) -> list[float | None]:
+        """Return the rewards of the own answers without the parts that take something off them, and nothing off empty
+        answers."""
+        weights = self._reward.weights
+        costs = [
+            {name: weights[name] * one.parts.get(name, 0.0) for name in weights} if isinstance(one, Score) else {}
+            for one in (*self._right, *self._empty)
+        ]
+        right, empty = costs[: len(self._right)], costs[len(self._right) :]
+        penalties = [
+            name
+            for name in weights
+            if len(weights) > 1
+            and all(one.get(name, 0.0) <= 0 for one in right)
+            and not any(one.get(name, 0.0) for one in empty)
+        ]
+        taken = (sum(one.get(name, 0.0) for name in penalties) for one in right)
+        return [None if one is None else one - lost for one, lost in zip(_rewards(self._right), taken, strict=True)]
 
     def _score_all(self, items: Sequence[RewardInput]) -> list[object]:
         return [
@@ -252,7 +279,7 @@ class _Scoring:
             empty=_mean(empty),
             parts=parts if have_answers else (),
             least=_least(self._asked, right) if parts and have_answers and unsteady is None else None,
-            less=_less_than_one(self._asked, right) if have_answers else (),
+            less=_less_than_one(self._asked, right, self._unpenalised()) if have_answers and self._are_less() else (),
             raised=sum(None in pair for pair in zip(right, empty, strict=True)),
             form=max(
                 ((form.format(self._asked[0].answer), _mean(rewards) or 0.0) for form, rewards in formed),
@@ -311,11 +338,13 @@ def _answered(problem: Problem, said: str) -> RewardInput:
     return replace(item, completion=said, messages=messages, num_tokens=len(said.split()))
 
 
-def _less_than_one(asked: Sequence[Problem], rewards: Sequence[float | None]) -> tuple[tuple[str, float], ...]:
+def _less_than_one(
+    asked: Sequence[Problem], rewards: Sequence[float | None], unpenalised: Sequence[float | None]
+) -> tuple[tuple[str, float], ...]:
     found = (
         (shorten(problem.answer or "", 40, placeholder="..."), reward)
-        for problem, reward in zip(asked, rewards, strict=True)
-        if reward is not None and reward < 1
+        for problem, reward, whole in zip(asked, rewards, unpenalised, strict=True)
+        if reward is not None and whole is not None and whole < 1
     )
     return tuple(islice(found, NUM_NAMED))
 
