@@ -300,12 +300,12 @@ def _writer_of(folder: RunFolder) -> str | None:
 
 
 def _nearest(path: Path) -> str:
-    """Return a hint for a wrong RUN: the nearest run folder or run file beside it, or run folder in runs/ there."""
-    beside = path.parent
-    known = [
-        *(one for one in _listed(beside) if one.suffix == ".toml" or RunFolder(one).exists()),
-        *(one for one in _listed(beside / "runs") if RunFolder(one).exists()),
-    ]
+    """Return a hint for a wrong RUN: the nearest run folder or run file beside it, or run folder in runs/ there or one
+    folder below."""
+    beside = _listed(path.parent)
+    runs = (one for folder in (path.parent, *beside) for one in _listed(folder / "runs") if RunFolder(one).exists())
+    files = (one for one in beside if one.suffix == ".toml" and one.name != "pyproject.toml")
+    known = [*files, *filter(lambda one: RunFolder(one).exists(), beside), *runs]
     if not known:
         return "; `rftstream list runs --folder DIR` lists those of a folder"
     near = difflib.get_close_matches(path.name, [one.name for one in known], n=1)

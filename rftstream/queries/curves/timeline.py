@@ -31,6 +31,9 @@ MAX_ROLLOUTS, MAX_STEPS = 8_000, 2_000
 OFTEN, MOSTLY = 0.2, 0.8
 """Shares of the time from which a role waits often, or is busy most of the time."""
 
+ABSENT = 0.1
+"""Share of the time without a trainer from which it is told."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
@@ -82,8 +85,12 @@ class Timeline:
 
     @property
     def answer(self) -> str:
-        """Return in words what waited for what."""
+        """Return in words what waited for what, and whether there was a trainer at all."""
         shares = {one.name: one.share or 0.0 for one in self.lane(RoleName.trainer).activities}
+        absent = 1.0 - sum(shares.values())
+        return self._waits(shares) + (f" For {absent:.0%} of it no trainer was at work." if absent >= ABSENT else "")
+
+    def _waits(self, shares: Mapping[str, float]) -> str:
         sampling, scoring = (self.lane(role).activities[0].share for role in (RoleName.explorer, RoleName.verifier))
         training, waiting = shares.get("training", 0.0), shares["waiting for a batch"]
         if waiting < OFTEN:

@@ -30,7 +30,7 @@ MOST_LISTED = 10
 """Settings of a list that are shown as text, unless all are asked for, or hardly more are there."""
 MENTION, MENTION_SOME, NAMED, RANKED = (
     "settings that mention {}:",
-    "nothing mentions all of {}; settings that mention a part of it:",
+    "nothing mentions all of {}; docs/operations.md explains metrics; settings that mention a part of it:",
     "settings whose names have the word:",
     "settings that matter for it, the likeliest first:",
 )
@@ -75,7 +75,9 @@ def explain(key: str) -> list[Explained]:
             groups.append(_listed(hits, (MENTION if are_whole else MENTION_SOME).format(text)))
         found = groups[0] if len(groups) == 1 else _ranked(groups)
     if not themed and not found:
-        raise ConfigError(f"{text}: no such setting, section or part; {_proposal(words)}")
+        raise ConfigError(
+            f"{text}: no such setting, section or part, and metrics are in docs/operations.md; {_proposal(words)}"
+        )
     return [*themed, *found]
 
 

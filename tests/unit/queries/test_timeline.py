@@ -65,10 +65,13 @@ def test_the_answer(waiting: float, sampling: float | None, scoring: float | Non
         some = tuple(Activity(name=name, values=np.zeros(1), share=share) for name, share in shares.items())
         return Lane(role=role, process="", activities=some, in_hand=False)
 
-    trainer = lane("trainer", training=1 - waiting, **{"waiting for a batch": waiting})
-    lanes = (lane("explorer", sampling=sampling), lane("verifier", scoring=scoring), trainer)
-    shown = Timeline(first=1, last=2, begin=0.0, end=1.0, made=np.zeros(2), lanes=lanes, one_in=1)
-    assert said in shown.answer
+    def answer(training: float) -> str:
+        trainer = lane("trainer", training=training, **{"waiting for a batch": waiting})
+        lanes = (lane("explorer", sampling=sampling), lane("verifier", scoring=scoring), trainer)
+        return Timeline(first=1, last=2, begin=0.0, end=1.0, made=np.zeros(2), lanes=lanes, one_in=1).answer
+
+    assert said in answer(1 - waiting) and "no trainer" not in answer(1 - waiting)
+    assert answer(0.75 - waiting).endswith(" For 25% of it no trainer was at work.")
 
 
 @pytest.mark.slow

@@ -226,6 +226,9 @@ def test_delete_of_a_misspelt_run(make_run: MakeRun, tmp_path: Path) -> None:
     result = call("delete", run.with_name("deno"), "--yes")
     assert result.exit_code == 2
     assert f"did you mean {run}?" in result.stderr
+    assert run.parent.name == "runs"
+    result = call("delete", run.parents[2] / run.name, "--yes")
+    assert f"did you mean {run}?" in result.stderr, "its name alone, one folder above"
 
 
 def test_refused_while_somebody_is_at_work(make_run: MakeRun) -> None:
