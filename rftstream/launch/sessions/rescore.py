@@ -202,8 +202,7 @@ def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequen
 
 def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:
     """Run a verifier of the new run until all rollouts are scored."""
-    total = sum(transport.admin.lag(VERIFIER.name, "rollouts").values())
-    if not total:
+    if not sum(transport.admin.lag(VERIFIER.name, "rollouts").values()):
         return
     ends = transport.admin.end_offsets("rollouts")
     context = role_context(config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore")
@@ -216,6 +215,6 @@ def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say)
         for done in (service.done_up_to() for _ in slices):
             if all(done.get(place, -1) >= end for place, end in ends.items()):
                 break
-    say(f"{total:,} rollouts scored")
+    say("all rollouts are scored")
     for kind in error_kinds(read_letters(Log(transport)))[:NUM_KINDS]:
         say(f"{kind.count:,} of them without a reward, {kind.reason}: {kind.error}")

@@ -50,7 +50,7 @@ class Comparison(Report):
     JSON = "* mean_shift shift_quantiles=quantiles"
 
     num_rollouts: int
-    """Rollouts in the new run."""
+    """Rollouts in the new run. Skipped ones have nothing to score, and are in no figure."""
     num_both: int
     """Rollouts that both runs could score. The figures below are over these."""
     agreement: float | None
@@ -66,7 +66,7 @@ class Comparison(Report):
     parts_new: dict[str, float]
     unscorable_old: dict[str, int]
     unscorable_new: dict[str, int]
-    """Reason -> rollouts without a new reward. Skipped rollouts have nothing to score and are left out."""
+    """Reason -> rollouts without a new reward."""
     became_scorable: int
     became_unscorable: int
     moved: tuple[Moved, ...]
@@ -96,9 +96,11 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
     moved: list[Moved] = []
     for verified in _verified(new):
         now, then = _judged(verified), before.get(verified.ids.rollout_id, "pending")
+        if now in NOT_SCORED_ON_PURPOSE:
+            continue
         num_rollouts += 1
         parts_new.add(verified)
-        if isinstance(now, str) and now not in NOT_SCORED_ON_PURPOSE:
+        if isinstance(now, str):
             unscorable_new[now] += 1
             became_unscorable += isinstance(then, float)
         if isinstance(then, str) and then not in NOT_SCORED_ON_PURPOSE:
