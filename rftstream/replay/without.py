@@ -104,10 +104,11 @@ def find_left_out(
     min_siblings: int,
     foreign: Collection[Place] = (),
     also: Collection[str] = (),
+    first: int = 0,
 ) -> LeftOut:
     """Return the changes for leaving these rollouts and groups out of batches 0 to `last` - 1, and those rollouts of
-    `also` that are in them. ConfigError if one of `names` is in none of these batches, if a batch would be empty, or if
-    nothing is left out."""
+    `also` that are in batches from `first` on. ConfigError if one of `names` is in none of these batches, if a batch
+    would be empty, or if nothing is left out."""
     siblings: dict[str, list[str]] = defaultdict(list)
     batch_of: dict[str, int] = {}
     num_groups: Counter[int] = Counter()
@@ -120,11 +121,13 @@ def find_left_out(
         siblings[group_id].append(rollout)
         batch_of[group_id] = batch
     dropped = _dropped(names, siblings, last)
-    dropped.update(
-        one for one in also if one.rpartition("/")[0] in batch_of and one in siblings[one.rpartition("/")[0]]
-    )
+    for one in also:
+        group = one.rpartition("/")[0]
+        if batch_of.get(group, -1) >= first and one in siblings[group]:
+            dropped.add(one)
     if not dropped:
-        raise ConfigError(f"the batches below version {last} hold nothing that is to be left out; nothing would change")
+        which = f"of versions {first + 1} to {last}" if first else f"below version {last}"
+        raise ConfigError(f"the batches {which} hold nothing that is to be left out; nothing would change")
     whole = {
         name
         for name, rollouts in siblings.items()
@@ -135,13 +138,13 @@ def find_left_out(
         left.batches.setdefault(batch_of[name.rpartition("/")[0]], Counter())["rollouts"] += 1
     for name in whole:
         left.batches[batch_of[name]]["groups"] += 1
-    for batch, lost in sorted(left.batches.items()):
-        if lost["groups"] == num_groups[batch]:
-            raise ConfigError(
-                f"nothing would be left of batch {batch}, expected at least one group; leave out less, replay up to "
-                "that version, or make the batches anew with --pipeline and the run file; `rftstream rescore` judges "
-                "all by a mended reward"
-            )
+    if empty := sorted(batch for batch, lost in left.batches.items() if lost["groups"] == num_groups[batch]):
+        more = f" and {len(empty) - 1:,} more, up to {empty[-1]}" if empty[1:] else ""
+        raise ConfigError(
+            f"nothing would be left of batch {empty[0]}{more}, expected at least one group; leave out less, replay "
+            "others (--from, --to), or make the batches anew with --pipeline and the run file; `rftstream rescore` "
+            "judges all by a mended reward"
+        )
     _note_all(log, left, foreign)
     return left
 

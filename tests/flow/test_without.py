@@ -118,8 +118,14 @@ def test_what_cannot_be_left_out(first: Simulation) -> None:
     mine, elsewhere = next(iter(in_batch(first, 1).values()))[0], "sums/9/9/0/1"
     log = Log(first.transport())
     assert find_left_out(log, [], last=STEPS, min_siblings=2, also={mine, elsewhere}).rollouts == {mine}
-    with pytest.raises(ConfigError, match="hold nothing that is to be left out"):
-        find_left_out(log, [], last=STEPS, min_siblings=2, also={elsewhere})
+    parts = [{one for some in in_batch(first, batch).values() for one in some} for batch in (0, 1)]
+    early = parts[0] | parts[1]
+    with pytest.raises(ConfigError, match="nothing would be left of batch 0 and 1 more, up to 1, "):
+        find_left_out(log, [], last=STEPS, min_siblings=2, also=early)
+    assert [*find_left_out(log, [], last=STEPS, min_siblings=2, also={mine, *parts[0]}, first=1).batches] == [1]
+    for also, begin in (({elsewhere}, 0), (early, 2)):
+        with pytest.raises(ConfigError, match="hold nothing that is to be left out"):
+            find_left_out(log, [], last=STEPS, min_siblings=2, also=also, first=begin)
 
 
 def test_headers_of_somebody_else_stop_nobody(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class Replay:
             min_siblings=self.config.buffer.min_siblings,
             foreign=extent.foreign,
             also=scored_otherwise(log, scorer)[0] if scorer else (),
+            first=extent.first,
         )
         if (earliest := min(left_out.batches)) < extent.first:
             raise ConfigError(
