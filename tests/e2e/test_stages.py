@@ -51,4 +51,18 @@ def test_the_example_made_shorter(place: Workplace) -> None:
     assert again.code == 0, again.out
     assert again.result["equal"]
     assert again.result["num_batches"] == 12, "from the model: what was resumed had the reference from its checkpoint"
+
+    anew = (
+        "--pipeline",
+        "stages.toml",
+        "--into",
+        "runs/anew",
+        *sets("stages=[]", "run.steps=2"),
+        "--algorithm",
+        "topr",
+    )
+    refused = place.look("replay", "runs/stages", *anew)
+    assert refused.code == 2 and "or take them out (--set experts=unset)" in refused.err
+    trained = place.call("replay", "runs/stages", *anew, *sets("experts=unset"), "--json", timeout_s=2 * PATIENCE_S)
+    assert (trained.code, trained.result["version"]) == (0, 2), trained.err
     place.assert_nobody_left()

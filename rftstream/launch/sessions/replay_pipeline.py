@@ -115,7 +115,8 @@ class PipelineReplay:
         source, needs, made = self._source, "groups to decide about", "groups that are decided anew"
         config = derive_for_groups(source, self._folder, [*sets, "verifier.count=0"], needs=needs, made=made)
         keys = changed_keys(self._source, config, sets)
-        if refused := sorted(key for key in keys if not may_change(key, ("buffer", *CHANGEABLE))):
+        changeable = ("buffer", *CHANGEABLE, *(() if config.experts is not None else ("experts",)))  # as a whole
+        if refused := sorted(key for key in keys if not may_change(key, changeable)):
             raise ConfigError(
                 f"{', '.join(refused)}: a replay decides and trains anew what was recorded, which this cannot change "
                 f"any more; expected settings of buffer, {', '.join(CHANGEABLE)}, but not {' or '.join(FIXED)}"

@@ -22,6 +22,7 @@ from rftstream.runs.folder import (
     shown_path,
 )
 from rftstream.runs.manifest import changed_settings
+from rftstream.runs.writes.load_demonstrations import check_demonstrations
 from rftstream.service.control_view import read_manifest
 
 OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
@@ -59,7 +60,8 @@ def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> Ru
 
 def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *, needs: str, made: str) -> RunConfig:
     """Return `derive_config` for a run whose groups come from the source. ConfigError also for a source without the
-    data that the run `needs`, and for stages, since the groups that are `made` are trained in order."""
+    data that the run `needs`, for stages, since the groups that are `made` are trained in order, and for an algorithm
+    that does not fit the run's data."""
     if source.config.without_tasks:
         raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with {needs}")
     config = derive_config(source, folder, sets)
@@ -67,7 +69,9 @@ def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *
         raise ConfigError(
             f"stages: {made} are trained on as they come, expected a run without stages; add --set stages=[] --set "
             "run.steps=NUMBER --set trainer.algorithm=NAME"
+            + (" --set experts=unset" if config.experts is not None else "")
         )
+    check_demonstrations(config)
     return config
 
 

@@ -116,7 +116,8 @@ def check_demonstrations(config: RunConfig) -> None:
         return
     if not from_demonstrations:
         raise ConfigError(
-            f"experts: trainer.algorithm {name!r} takes none, expected mix or chord beside tasksets, sft or dpo alone"
+            f"experts: trainer.algorithm {name!r} takes none, expected mix or chord beside tasksets, sft or dpo alone; "
+            "or take them out (--set experts=unset)"
         )
     if config.tasksets and LossKind.rl not in kinds:
         raise ConfigError(

@@ -212,8 +212,10 @@ def test_a_run_goes_on_with_more_steps_but_not_with_stages_where_there_were_none
     assert changed_settings(before, after) == ["stages.2.steps 2 -> 5"]
     manifest = make_manifest(before, "a", {}, 0.0)
     check_same_run(manifest, after, {})
+    plain = make([], run={"name": "x", "steps": 9}, trainer={"algorithm": "mix"})
     with pytest.raises(ConfigError, match="stages True -> False"):
-        check_same_run(manifest, make([], run={"name": "x", "steps": 9}, trainer={"algorithm": "mix"}), {})
+        check_same_run(manifest, plain, {})
+    check_same_run(manifest, plain, {}, other_operators=True)
     finished = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=9), finished_at=0.0)
     said = nothing_more(finished, 9, before, before)
     assert said is not None
