@@ -11,7 +11,7 @@ from typing import Any
 
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
-from rftstream.queries.formatting import listed
+from rftstream.queries.formatting import listed, plural
 from rftstream.roles.feeder import FEEDER
 from rftstream.service.records.outcomes_in_force import OutcomesInForce, outcome_of_headers
 from rftstream.service.records.summaries import begin_with_summary
@@ -63,6 +63,14 @@ def filtered_rows(
         )
         first = next(iter(filtered))
         yield "look at", f"{first}: {flat if first == FLAT else 'most of what is sampled trains nothing'}"
+
+
+def undecided(groups: Mapping[str, int]) -> str:
+    """Return in words how many groups have no outcome: a reader's position counts all records behind the oldest of
+    them, decided or not."""
+    pending = groups.get("admitted", 0) - sum(groups.get(str(result), 0) for result in GroupResult)
+    counted = f"{plural(pending, 'group')} without an outcome, and " if pending > 0 else ""
+    return f"{counted}`rftstream audit` says what is pending"
 
 
 def feeder_cursor(log: Log) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.errors import RUN_LOST
-from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor, filtered_rows, why_filtered
+from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor, filtered_rows, undecided, why_filtered
 from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
 from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers, trust_text
@@ -402,7 +402,7 @@ def _flow(status: Status, now: float) -> Iterator[tuple[str, str]]:
         yield "left out", f"{plural(status.left_out, 'problem')} with too long prompts"
     yield from () if status.operators is None else status.operators.status_rows()
     yield from () if status.growing is None else status.growing.status_rows()
-    bound = ("up to ", "; `rftstream audit` says what is pending") if any(status.lag.values()) else ("", "")
+    bound = ("up to ", f"; {undecided(status.groups)}") if any(status.lag.values()) else ("", "")
     yield "waiting", listed(status.lag, "on").join(bound)
     waits = status.state == "running" and not status.lag.get("batches")
     yield from (("speed", text) for text in status.history.speed_texts(now if waits else None))

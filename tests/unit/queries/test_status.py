@@ -178,14 +178,14 @@ def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
                                role="verifier", reason="timeout", detail="", tries=3))  # fmt: skip
     log.passed("feeder", "steps", 1, metadata=json.dumps({"admitted": 4, "left_out": {"sums": 2}}))
     found = status(log, tmp_path).to_json()
-    assert found["state"] == "stopped"
-    assert (found["version"], found["step"], found["steps"]) == (1, 1, 8)
+    assert [found[name] for name in ("state", "version", "step", "steps")] == ["stopped", 1, 1, 8]
     assert found["reward"] == {"last": 0.25, "mean_10": 0.25}
     assert "of the last" not in status(log, tmp_path).to_text()
     log.trained[2] = 2
     log.step(2, metrics={"reward": 0.75})
     text = status(log, tmp_path).to_text()
     assert "0.750, mean of the last 2 steps 0.500" in text and "up to 8 on tasks, 6 on" in text
+    assert "; 1 group without an outcome, and `rftstream audit` says" in text
     assert found["groups"] == {"admitted": 4, "trained": 1, "batched": 2, "filtered": 1, "expired": 0, "dead": 0}
     assert found["lag"] == {"tasks": 8, "rollouts": 6, "verified": 6, "batches": 1}
     assert (found["dead_letters"], found["left_out"]) == ({"timeout": 1}, 2)
