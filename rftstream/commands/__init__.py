@@ -96,6 +96,9 @@ _END_SOMETHING = {"drain": ", which ends the run in order", "delete": ", which r
 proposed for a misspelt name only if hardly any other command can be meant."""
 
 
+_START_WORKERS = ("run", "resume", "worker", "workers")
+
+
 class Commands(click.Group):
     """The group of all commands. It imports a command on its first use, and prints our own errors as one line with
     their exit code."""
@@ -144,9 +147,16 @@ class Commands(click.Group):
             sys.exit(RftError.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Our own errors, and errors of files, are printed as one line."""
+        """Run the command. Our own errors, and errors of files, are printed as one line, and so is ctrl-C where a
+        command has no answer of its own. What starts workers then has none yet, and exits with 0, as it does later."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if ctx.invoked_subcommand in _START_WORKERS:
+                _tell("stopped before a worker had begun; nothing is lost, and the same command begins anew")
+                ctx.exit(0)
+            _tell("stopped by ctrl-C")
+            ctx.exit(RftError.exit_code)
         except RftError as error:
             if ctx.params.get("debug"):
                 raise

@@ -108,6 +108,10 @@ class RunSession:
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 discard(self._folder, transport)
             return result
+        except KeyboardInterrupt:  # before any worker has begun: from then on the session counts signals
+            if new and transport is not None and self._folder.exists():
+                discard(self._folder, transport)
+            raise
         finally:
             supervisor.close()
             if transport is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rftstream.config import loader
-from rftstream.config.placement import place
+from rftstream.config.placement import chosen_settings, place
 from rftstream.config.plain import toml_value
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
@@ -31,7 +31,7 @@ from rftstream.models.machine import read_machine
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.queries.datasets.taking import take_rollouts
-from rftstream.queries.state.standstill import held_elsewhere
+from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work
 from rftstream.roles.trainer.schedule import rate_change
 from rftstream.runs.folder import (
     RunFolder,
@@ -191,17 +191,18 @@ def _go_on(
             others = held_elsewhere(transport)
             reopen(transport, folder, before, config, version)
             rate = _rate_change(transport, before, config, version)
-        changed = [
-            *(f"changed: {line}" for line in [*changes_of_resume(before, config), *rate]),
-            *changes_of_modules(config, folder),
-        ]
+            missing = nobody_at_work(config, transport)
+        chosen = {*planned.placement.chosen} & {*chosen_settings(before)}  # left to rftstream, then and now
+        changes = [line for line in changes_of_resume(before, config) if line.partition(" ")[0] not in chosen]
+        changed = [f"changed: {line}" for line in (*changes, *rate)]
+        changed += changes_of_modules(config, folder)
         write_modules(config, folder)
         record_placement(planned.placement, folder)
         write_config(config, folder)
         shown = placement_notes(planned.placement)
         back = [] if version is None else [f"goes on from version {version}"]
         return RunSession(config, folder, options).run(
-            new=False, notes=[*others, *shown, *notes, *changed, *planned.notes, *back]
+            new=False, notes=[*others, *shown, *notes, *changed, *planned.notes, *back, *missing]
         )
 
 

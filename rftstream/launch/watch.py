@@ -16,6 +16,7 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ContractError, TransportError
 from rftstream.launch.supervisor import Slot
 from rftstream.models.rendering import Renderer, joined, pieces_of_turns
+from rftstream.queries.curves.history import LONG_WAIT
 from rftstream.queries.curves.training_watch import find_training_signs
 from rftstream.queries.formatting import run_named
 from rftstream.queries.state.standstill import (
@@ -187,16 +188,21 @@ class Watch:
         )
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds until the run ends by its steps or hours; None if unknown."""
+        """Estimate the seconds until the run ends by its steps or hours; None if unknown. Steps tell nothing while the
+        run stands still, or one takes far longer than those before."""
         if self.observer.control.finished is not None:
             return None
         run, curve, rates = self.config.run, self.observer.curve, self.rates()
         left = []
-        if self.steps and rates:
+        if self.steps and rates and self._is_moving(rates):
             left.append(max(0, self.steps - curve.version) / rates.steps_per_s)
         if run.hours and (manifest := self.observer.control.manifest):
             left.append(max(0.0, manifest.created_at + run.hours * 3600 - time.time()))
         return min(left) if left else None
+
+    def _is_moving(self, rates: Rates) -> bool:
+        idle_s = time.time() - max(self.observer.curve.recent[-1].recorded_at, self._moving_since)
+        return self.standstill is None and idle_s * rates.steps_per_s <= LONG_WAIT
 
     def _look_for_standstill(self) -> Standstill | None:
         control = self.observer.control

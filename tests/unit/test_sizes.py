@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_400,
-    "queries": 14_250,
+    "queries": 14_300,
     "replay": 900,
     "rewards": 8_450,
     "roles": 10_550,

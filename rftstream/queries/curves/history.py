@@ -24,7 +24,7 @@ from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
 LONG_WAIT = 10.0
-"""Steps that a wait for a batch must outlast to be told."""
+"""Steps that a wait for a batch must outlast to be told, and after which the newest steps say nothing of the next."""
 NUM_SMOOTHED = 10
 """Number of steps in the mean beside the last reward."""
 RATE_OVER_S = 60.0
@@ -74,16 +74,18 @@ class History:
             text += f"; now it has had no batch for {duration(idle_s)}"
         return [text]
 
-    def seconds_left(self, num_steps: int | None) -> float | None:
-        """Estimate the seconds until `num_steps` are done, by the newest steps; None if unknown."""
+    def seconds_left(self, num_steps: int | None, now: float) -> float | None:
+        """Estimate the seconds until `num_steps` are done, by the newest steps; None if unknown, or if the step in
+        progress takes far longer than these."""
         since = self.steps[-1].recorded_at - RATE_OVER_S if self.steps else 0.0
         before = [step for step in self.steps[:-NUM_SMOOTHED] if step.recorded_at >= since]
         newest = [*before, *self.steps[-NUM_SMOOTHED:]]
         if num_steps is None or len(newest) < 2 or self.again:
             return None
         spent_s = self.at_work_s(newest[-1].recorded_at) - self.at_work_s(newest[0].recorded_at)
-        done = newest[-1].name.version - newest[0].name.version
-        return max(0, num_steps - self.version) * spent_s / done if spent_s else None
+        mean_s = spent_s / (newest[-1].name.version - newest[0].name.version)
+        is_moving = self.at_work_s(now) - self.at_work_s(newest[-1].recorded_at) <= LONG_WAIT * mean_s
+        return max(0, num_steps - self.version) * mean_s if spent_s and is_moving else None
 
     @property
     def num_steps(self) -> int:

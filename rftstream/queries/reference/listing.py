@@ -18,8 +18,8 @@ from rftstream.queries.formatting import columns, moment, number
 from rftstream.queries.plain import Report
 from rftstream.queries.reference.settings import NAMING, OPTIONS, plural_of
 from rftstream.queries.reference.source_text import config_fields, find_tree, part_doc
+from rftstream.queries.state.elsewhere import look_elsewhere
 from rftstream.queries.state.run_state import ending_of, state_of
-from rftstream.queries.state.standstill import look_elsewhere
 from rftstream.runs.ending import Ending
 from rftstream.runs.folder import OpenRun, RunFolder, open_transport, read_config, runs_of, shown_path
 from rftstream.service.control_view import read_control

@@ -7,40 +7,26 @@ judgement.
 from __future__ import annotations
 
 import math
-import os
-import socket
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.records import Record
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.versions import StepRecord
-from rftstream.errors import TransportError
 from rftstream.queries.decoding import message_at
-from rftstream.queries.formatting import duration, plural
 from rftstream.queries.plain import Report
+from rftstream.queries.state.elsewhere import STILL_AFTER_S, Elsewhere, hear_members, newest_records, read_tails
 from rftstream.queries.state.workers import WorkerStatus, expected_workers
 from rftstream.queries.traces.lineage import header
 from rftstream.roles import role_spec
 from rftstream.roles.synthesiser import SYNTHESISER
-from rftstream.runs.delete import is_claimant_alive, read_members
 from rftstream.runs.folder import consumer_groups
-from rftstream.service.control_view import ControlView, read_control
-from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 
-STILL_AFTER_S = 180.0
-"""Seconds without a new record anywhere, or with a version that no explorer takes over, after which a standstill is
-reported. Explorers save unfinished rollouts more often than this, which shows that they work."""
-
-MOVING = ("control", "tasks", "partials", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals")
-"""Topics on which a moving run writes records."""
 READERS = {
     "batches": RoleName.trainer,
     "tasks": RoleName.explorer,
@@ -55,12 +41,6 @@ WAITING = {
     "verified": ("verified rollout", "verified rollouts"),
 }
 """Topic -> words for one and for several waiting records."""
-TAIL = 4
-"""Offsets at the end of a partition that are searched for its newest record, since some may be gaps."""
-AHEAD_S = 60.0
-"""Seconds that a record may be ahead of this machine's clock."""
-PATIENCE_S = 1.0
-"""Seconds to wait for the tails of all partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,131 +248,11 @@ def look_at_movement(
     )
 
 
-def newest_records(transport: Transport) -> dict[str, Record]:
-    """Return topic of MOVING -> its newest record without the body, if one is near the end of a partition."""
-    newest: dict[str, Record] = {}
-    for record in read_tails(transport, MOVING, TAIL):
-        if record.topic not in newest or record.timestamp_s >= newest[record.topic].timestamp_s:
-            newest[record.topic] = record
-    return newest
-
-
-def read_tails(transport: Transport, topics: Iterable[str], num: int) -> list[Record]:
-    """Return the records at the last `num` offsets of each partition of some topics, without bodies. Only those that
-    arrive within PATIENCE_S are returned."""
-    positions: dict[TopicPartition, int] = {}
-    ends: dict[TopicPartition, int] = {}
-    for topic in topics:
-        begins = transport.admin.begin_offsets(topic)
-        for place, end in transport.admin.end_offsets(topic).items():
-            if end > begins[place]:
-                ends[place], positions[place] = end, max(begins[place], end - num)
-    found: list[Record] = []
-    reader = transport.reader(positions, bodies=False)
-    deadline = time.monotonic() + PATIENCE_S
-    try:
-        for records in read_to_ends(transport, reader, ends):
-            found += records
-            if time.monotonic() >= deadline:
-                break
-    finally:
-        reader.close()
-    return found
-
-
 def _sampled_by(transport: Transport, newest: Record) -> int | None:
     """Return the newest version that sampled a token of this rollout."""
     rollout = message_at(transport, newest.place, newest.offset, Rollout)
     segments = () if rollout is None else rollout.segments
     return max((span.version for segment in segments for span in segment.versions if span.count), default=None)
-
-
-# ------------------------------------------------------------------------------------------------- runs elsewhere
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """Workers that hold roles of the run and may be alive, without a supervisor here. `look_elsewhere` makes it."""
-
-    hosts: tuple[str, ...]
-    """Hosts that the workers named."""
-    silent_s: float
-    """Seconds since the run's newest record. Below 0, its writer's clock is ahead of this machine's."""
-    holders: Mapping[str, str]
-    """Single role -> the host that has it, where it is not known to be gone."""
-    members: Mapping[str, Sequence[str]]
-    """Role -> workers that share its work and whose heartbeats the log gets."""
-    writes: bool = False
-    """Whether records came while the log was looked at, though by their writers' clocks they are old."""
-
-    @property
-    def goes_on(self) -> bool:
-        """Return whether there is a recent record, or a heartbeat."""
-        return self.silent_s < STILL_AFTER_S or self.writes or bool(self.members)
-
-    def to_text(self) -> str:
-        """Return the hosts, the time of the newest record, and whose heartbeats come."""
-        at_work = " and ".join(plural(len(names), role) for role, names in self.members.items())
-        heard = f", the log hears {at_work}" if at_work else ""
-        silent = f"newest record {duration(max(0.0, self.silent_s))} ago"
-        if self.writes or self.silent_s < -AHEAD_S:
-            where = "behind" if self.writes else "ahead of"
-            silent = (
-                f"records come {duration(abs(self.silent_s))} {where} this machine's clock: theirs or this is wrong"
-            )
-        return f"workers on {', '.join(self.hosts)} ({silent}{heard})"
-
-
-def look_elsewhere(control: ControlView, transport: Transport, now: float) -> Elsewhere | None:
-    """Return where workers may be alive; None if all holders of roles were on this host and are gone. TransportError if
-    the log does not answer."""
-    alive = {role: (claim.host, is_claimant_alive(claim)) for role, claim in control.claims.items() if claim.host}
-    hosts = {host for host, is_alive in alive.values() if is_alive is not False}
-    if not hosts:
-        return None
-    newest = max((record.timestamp_s for record in newest_records(transport).values()), default=0.0)
-    silent_s, members = now - newest, hear_members(transport)
-    return Elsewhere(
-        hosts=tuple(sorted(hosts)),
-        silent_s=silent_s,
-        holders={role: host for role, (host, is_alive) in alive.items() if is_alive is not False},
-        members=members,
-        writes=silent_s >= STILL_AFTER_S and bool(members) and _gets_records(transport),
-    )
-
-
-def held_elsewhere(transport: Transport) -> list[str]:
-    """Return a line, for who resumes a run, if workers that hold its single roles are or were just now at work without
-    a supervisor in this run folder; no line if there are none."""
-    control = read_control(transport)
-    me = socket.gethostname(), os.getpid()  # who made the run by importing records claimed its roles
-    control.claims = {role: claim for role, claim in control.claims.items() if (claim.host, claim.pid) != me}
-    found = None if control.finished is not None else look_elsewhere(control, transport, time.time())
-    if found is None or not (found.silent_s < STILL_AFTER_S or found.writes):
-        return []
-    return [
-        f"roles of this run may be at work elsewhere: {found.to_text()}; they are taken over now. Stop the "
-        "`run`, `resume` or `workers` there: it would take them back when this one ends, with its own settings"
-    ]
-
-
-def hear_members(transport: Transport) -> dict[str, list[str]]:
-    """Return role -> workers that share its work and whose heartbeats the log gets, on every host; none if it may not
-    be asked."""
-    with suppress(TransportError):  # a reader may lack the right to ask
-        return read_members(transport)
-    return {}
-
-
-def _gets_records(transport: Transport) -> bool:
-    """Wait a moment for a new record, and return whether one came."""
-    ends = [transport.admin.end_offsets(topic) for topic in MOVING]
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if [transport.admin.end_offsets(topic) for topic in MOVING] != ends:
-            return True
-        time.sleep(PATIENCE_S / 10)
-    return False
 
 
 # --------------------- tasksets whose newest rollouts fail: an environment, agent or policy that fails each time

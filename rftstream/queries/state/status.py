@@ -22,25 +22,23 @@ from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers, trust_text
 from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
 from rftstream.queries.curves.training_watch import find_training_signs
-from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text, table
+from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text
 from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.best_version import BestVersion, find_best
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room, lasts_to_the_end
+from rftstream.queries.state.elsewhere import Elsewhere, hear_members, look_elsewhere, newest_signs
 from rftstream.queries.state.run_state import ending_of, state_of
 from rftstream.queries.state.standstill import (
-    Elsewhere,
     FailingTaskset,
     Standstill,
     find_failing,
     find_standstill,
-    hear_members,
     look_at_movement,
-    look_elsewhere,
     waiting_records,
 )
-from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, worker_sentence
+from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, claims_table, workers_table
 from rftstream.queries.traces.lineage import Origin, origin_of
 from rftstream.runs.ending import Ending, read_changes
 from rftstream.runs.folder import OpenRun, RunFolder
@@ -127,6 +125,10 @@ class Status(Report):
     """Tasksets whose newest rollouts fail."""
     standstill: Standstill | None
     """The parts of the run that stand still, and why; None if none does."""
+    read_at: float
+    """Time of this status."""
+    signs: Mapping[str, float]
+    """Role held by another host -> time of the newest record that it wrote."""
 
     @property
     def failed(self) -> bool:
@@ -140,7 +142,7 @@ class Status(Report):
     def seconds_left(self) -> float | None:
         """An estimate of the seconds until the steps are done; None if the run stands still or nothing tells."""
         moves = self.state == "running" and self.standstill is None
-        return self.history.seconds_left(self.num_steps) if moves else None
+        return self.history.seconds_left(self.num_steps, self.read_at) if moves else None
 
     @property
     def trainer_epoch(self) -> int:
@@ -300,6 +302,8 @@ def read_status(
         reward_signs=find_reward_signs(compared.metrics, compared.evaluations, run.config),
         failing=find_failing(run.transport) if known.failing is None else known.failing,
         standstill=None if movement is None else find_standstill(movement),
+        read_at=at,
+        signs={} if control.finished is not None else newest_signs(control, run.transport),
     )
 
 
@@ -335,21 +339,13 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
 
 def _text(status: Status, now: float) -> list[str]:
     rows = [("state", _state_sentence(status)), *_troubles(status), *_training(status, now), *_flow(status, now)]
-    claims = (
-        (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
-        for claim in status.control.claims.values()
-    )
-    workers = [(worker.process, str(worker.port or ""), worker_sentence(worker, now)) for worker in status.workers]
-    known = {worker.process for worker in status.workers}
-    for role, names in status.heard.items():
-        unknown = (name for name in names if name.partition(" at ")[0] not in known)
-        workers += [(name, "", f"one of the {role}s that the log hears") for name in unknown]
+    heard = status.heard if status.live or status.elsewhere else None
     return [
         f"{status.run}  {status.folder}",
         "",
         *columns(rows, left=2, indent="  "),
-        *table(("role", "epoch", "process", "host", "pid", "since"), claims, left=6, indent="  "),
-        *table(("worker", "port", "at work"), workers, left=3, indent="  "),
+        *claims_table(status.control, status.signs, now),
+        *workers_table(status.workers, heard, now),
     ]
 
 

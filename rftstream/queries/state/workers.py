@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any
 from rftstream.config.sections import RunConfig
 from rftstream.http.address import split_url
 from rftstream.http.client import HttpClient, RequestFailed
-from rftstream.queries.formatting import duration, plural, size
+from rftstream.queries.formatting import duration, moment, plural, size, table
 from rftstream.roles import role_specs
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.control_view import ControlView
+from rftstream.service.role_spec import RoleKind
 
 HEALTH_TIMEOUT_S = 2.0
 """Seconds after which a worker counts as silent: on busy cores one is nothing. One that is gone refuses at once."""
@@ -166,11 +167,40 @@ QUIET_S = 30.0
 """Seconds without progress after which a worker is reported as idle."""
 
 
-def worker_sentence(worker: WorkerStatus, now: float) -> str:
-    """Return `health_sentence` for a worker, or that it starts, or that it is on another host."""
+def claims_table(control: ControlView, signs: Mapping[str, float], now: float) -> list[str]:
+    """Return who holds the single roles as a table for people. `signs`: `newest_signs`."""
+    headings = ("role", "epoch", "process", "host", "pid", "since", *(("last record",) if signs else ()))
+    rows = []
+    for claim in control.claims.values():
+        sign = f"{duration(max(0.0, now - signs[claim.role]))} ago" if claim.role in signs else ""
+        row = (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at), sign)
+        rows.append(row[: len(headings)])
+    return table(headings, rows, left=len(headings), indent="  ")
+
+
+def workers_table(workers: Sequence[WorkerStatus], heard: Mapping[str, Sequence[str]] | None, now: float) -> list[str]:
+    """Return process, port and state of each worker, and of those that only the log knows, as a table for people.
+    `heard`: role -> workers whose heartbeats the log gets; None if it was not asked."""
+    rows = [(worker.process, str(worker.port or ""), worker_sentence(worker, now, heard)) for worker in workers]
+    known = {worker.process for worker in workers}
+    for role, names in (heard or {}).items():
+        unknown = (name for name in names if name.partition(" at ")[0] not in known)
+        rows += [(name, "", f"one of the {role}s that the log hears") for name in unknown]
+    return table(("worker", "port", "at work"), rows, left=3, indent="  ")
+
+
+def worker_sentence(worker: WorkerStatus, now: float, heard: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return `health_sentence` for a worker, or that it starts, or that it is on another host, and whether the log
+    hears it there."""
     if worker.port is None:
         return "starting"
-    return health_sentence(worker.health, now) if worker.asked else f"on {worker.host}, which is not asked from here"
+    if worker.asked:
+        return health_sentence(worker.health, now)
+    said, role = f"on {worker.host}, which is not asked from here", worker.process.partition("-")[0]
+    if heard is None or role not in {spec.name for spec in role_specs() if spec.kind is RoleKind.concurrent}:
+        return said
+    is_heard = any(name.partition(" at ")[0] == worker.process for name in heard.get(role, ()))
+    return f"{said}; the log {'hears it' if is_heard else 'does not hear it'}"
 
 
 def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from rftstream import commands
 from rftstream.commands.options import run_files
+from rftstream.config import loader
 from rftstream.errors import ConfigError, StopRule
 from rftstream.runs.folder import RunFolder
 from tests.suite.each import each
@@ -78,6 +79,26 @@ def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
     code, _, error = call("resume", "tiny.toml")
     assert code == 2
     assert "no run of it yet" in error
+
+
+@each(
+    ("line", "code", "said"),
+    [
+        ("run tiny.toml", 0, "stopped before a worker had begun; nothing is lost, and the same command begins anew"),
+        ("worker tiny.toml --role explorer", 0, "stopped before a worker had begun"),
+        ("check tiny.toml", 1, "stopped by ctrl-C"),
+    ],
+)
+def test_an_early_ctrl_c_is_answered(
+    here: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
+) -> None:
+    def interrupted(*_: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loader, "load", interrupted)
+    found, out, error = call(*line.split())
+    assert (found, out) == (code, "")
+    assert error.startswith(f"rftstream: {said}")
 
 
 def test_the_help_tells_whole_sentences() -> None:

@@ -381,6 +381,9 @@ def test_a_step_that_takes_minutes_has_rates_too_but_none_from_before_the_run_wa
     scene.publish("steps", *(replace(step(v, 0.5), recorded_at=began + 300 + v) for v in range(4, 10)))
     scene.observer.poll()
     assert scene.watch.seconds_left() == pytest.approx(1.0, abs=0.5), "the fast ones of the last minute"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: began + 309 + 40)
+        assert scene.watch.seconds_left() is None, "this one takes far longer"
 
 
 def test_the_live_view_shows_everything(scene: Scene) -> None:

@@ -23,11 +23,11 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.launch import start
+from rftstream.launch import session, start
 from rftstream.preflight import folder_choice
 from rftstream.preflight.checks.check_rewards import LOOKED_AT
 from rftstream.queries.reference import listing
-from rftstream.queries.state.standstill import held_elsewhere
+from rftstream.queries.state.elsewhere import held_elsewhere
 from rftstream.runs.folder import RunFolder, open_transport, shown_path
 from rftstream.runs.making import create
 from rftstream.runs.writes.additions import commit_once
@@ -146,6 +146,7 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     assert any(line.startswith("the run goes on with the settings that it has recorded") for line in lines)
     assert any(line.startswith("changed: the code of own_launch_rewards in ") for line in lines)
     assert any(line.startswith("roles of this run may be at work elsewhere: workers on gpu-1 ") for line in lines)
+    assert not any("'auto'" in line for line in lines), "what is left to rftstream is no change"
     said = io.StringIO()
     with pytest.raises(ConfigError, match=r"more\.toml: got it beside the run folder .*, expected the folder alone"):
         start.resume(tmp_path / "runs" / "tiny", layers=[layer])
@@ -234,6 +235,21 @@ def test_a_run_that_cannot_begin_says_why_and_leaves_its_name_free(run_file: Pat
     assert "nothing was begun" in result.summary()
     assert folder_choice.choose_folder(config, None) == RunFolder(tmp_path / "runs" / "tiny")
     assert processes_of(tmp_path) == []
+
+
+def test_ctrl_c_before_a_worker_has_begun_leaves_the_name_free(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = loader.load([run_file])
+    monkeypatch.setattr(session, "worker_commands", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rftstream.run(config, progress="none", stream=io.StringIO())
+    assert folder_choice.choose_folder(config, None) == RunFolder(tmp_path / "runs" / "tiny")
+    assert processes_of(tmp_path) == []
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 # ------------------------------------------------------------------------------------------------ before a run

@@ -27,6 +27,7 @@ def test_a_run_at_work_says_when_its_steps_will_be_done(tmp_path: Path) -> None:
         assert "3 of 8, trainer epoch 1, recorded 1 s ago; some 5 s left\n" in found.to_text(104.0)
         assert "no batch for" not in found.to_text(104.0)
         assert "trains 75%, publishes 0% (last 3 steps); now it has had no batch for 47 s" in (found.to_text(150.0))
+        assert read_status(run, now=150.0).seconds_left is None, "this step takes far longer"
         assert read_status(run, now=999.0).seconds_left is None, "it stands still"
         log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
         assert read_status(run, now=104.0).seconds_left is None

@@ -13,7 +13,8 @@ import pytest
 
 from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
-from rftstream.queries.state.standstill import Elsewhere, Movement, find_standstill, look_at_movement, look_elsewhere
+from rftstream.queries.state.elsewhere import Elsewhere, look_elsewhere
+from rftstream.queries.state.standstill import Movement, find_standstill, look_at_movement
 from rftstream.queries.state.workers import WorkerStatus
 from rftstream.transport.memory.transport import MemoryLog
 from tests.suite.each import each

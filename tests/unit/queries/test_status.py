@@ -27,7 +27,6 @@ from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.session import notes_file
 from rftstream.queries.curves.history import read_history
 from rftstream.queries.records.dead import error_kinds, read_letters
-from rftstream.queries.state import standstill
 from rftstream.queries.state.flow_map import what_is_wrong
 from rftstream.queries.state.status import Status, read_status
 from rftstream.queries.state.workers import health_sentence, worker_sentence
@@ -331,7 +330,11 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
         reachable.close()
     assert set(found) == {"explorer-0", "ghost", "other", "far", "trainer-1"}
     assert (found["trainer-1"].host, worker_sentence(found["trainer-1"], 0.0)) == ("localhost", "running")
-    assert worker_sentence(found["far"], 0.0) == "on another-host, which is not asked from here"
+    far = "on another-host, which is not asked from here"
+    assert worker_sentence(found["far"], 0.0) == worker_sentence(found["far"], 0.0, {}) == far
+    explorer = replace(found["far"], process="explorer-7")
+    assert worker_sentence(explorer, 0.0, {"explorer": ["explorer-8"]}) == f"{far}; the log does not hear it"
+    assert worker_sentence(explorer, 0.0, {"explorer": ["explorer-7 at x"]}) == f"{far}; the log hears it"
     assert found["explorer-0"].health is not None
     assert found["explorer-0"].health["state"] == "running"
     assert found["ghost"].health is None
@@ -378,18 +381,6 @@ def test_a_run_goes_on_by_workers_that_somebody_else_started(
     found = read_status(run, now=written + later_s)
     assert found.state == state
     assert says in found.to_text(now=written + later_s)
-
-
-def test_workers_of_other_hosts_are_listed_beside_the_supervisors_own(
-    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard = {"explorer": ["explorer-0 at 10.0.0.1", "explorer-b-0 at 10.0.0.2"], "verifier": ["verifier-b-0 at far"]}
-    monkeypatch.setattr(standstill, "read_members", lambda transport: heard)
-    with RunFolder(tmp_path).held():
-        found = status(log, tmp_path)
-    said = re.findall(r"\n  (\S+ at \S+) +one of the (\w+)s that the log hears", found.to_text())
-    assert said == [("explorer-b-0 at 10.0.0.2", "explorer"), ("verifier-b-0 at far", "verifier")]
-    assert (found.state, found.elsewhere) == ("running", None), "explorer-0 is this host's, and listed once"
 
 
 def test_what_a_worker_is_at_is_told_in_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from rftstream.contracts.control import Claim, RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch.sessions.host_workers import hold_names
-from rftstream.queries.state.standstill import held_elsewhere
+from rftstream.queries.state import elsewhere
+from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
 from rftstream.runs.making.elsewhere import TrainersElsewhere, check_end, check_resumed, steps_of
@@ -110,8 +112,24 @@ def test_who_resumes_is_told_of_roles_that_another_host_holds(run: OpenRun) -> N
     claim("gpu-1", 2)
     (line,) = held_elsewhere(run.transport)
     assert "workers on gpu-1 (newest record 0 s ago)" in line and "Stop the `run`" in line
+    claim("gpu-1", 3)
+    later = time.time() + 7300
+    rows = read_status(run, now=later).to_text(later).splitlines()
+    (row,) = (line for line in rows if line.startswith("  feeder "))
+    assert row.endswith("2 h 1 min ago"), "its last record"
     log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=3), finished_at=1.0))
     assert held_elsewhere(run.transport) == []
+
+
+def test_who_resumes_is_told_which_workers_left(run: OpenRun, tmp_path: Path) -> None:
+    assert nobody_at_work(run.config, run.transport) == []
+    away = config_of(tmp_path, 9, explorer__count=0)
+    (line,) = nobody_at_work(away, run.transport)
+    assert line.startswith("no explorer is at work: this machine starts none") and "--role explorer`" in line
+    member = run.transport.member("explorer", ["tasks"], name="explorer-far")
+    member.poll()
+    assert nobody_at_work(away, run.transport) == []
+    member.close()
 
 
 def test_two_workers_of_a_host_have_two_names(tmp_path: Path) -> None:
@@ -121,3 +139,15 @@ def test_two_workers_of_a_host_have_two_names(tmp_path: Path) -> None:
     hold_names(tmp_path, ["explorer-gpu-1-1", "verifier-pool-0"]).close()
     held.close()
     hold_names(tmp_path, ["verifier-gpu-1-0"]).close()
+
+
+def test_workers_of_other_hosts_are_listed_beside_the_supervisors_own(
+    run: OpenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = {"explorer": ["explorer-0 at 10.0.0.1", "explorer-b-0 at 10.0.0.2"], "verifier": ["verifier-b-0 at far"]}
+    monkeypatch.setattr(elsewhere, "read_members", lambda transport: heard)
+    with run.folder.held():
+        found = read_status(run)
+    said = re.findall(r"\n  (\S+ at \S+) +one of the (\w+)s that the log hears", found.to_text())
+    assert said == [("explorer-b-0 at 10.0.0.2", "explorer"), ("verifier-b-0 at far", "verifier")]
+    assert (found.state, found.elsewhere) == ("running", None), "explorer-0 is this host's, and listed once"
