@@ -45,6 +45,7 @@ def convert(
     done = convert_config(system, files, gpus=gpus, trainer=trainer)
     said = []
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(done.run_file, encoding="utf-8")
         said = [_written(out.parent / one.name, one.text) for one in done.modules]
         said.append(f"wrote {out}; `rftstream check {out}` looks at it")

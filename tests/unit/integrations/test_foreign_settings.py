@@ -3,10 +3,13 @@ verl/trainer/ppo/core_algos.py and its engines at 1dda039, packages/prime-rl-con
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rftstream.integrations.foreign_configs import convert_config
 from rftstream.integrations.foreign_configs.trl.sources import BARE
@@ -448,3 +451,50 @@ def test_a_map_is_followed_as_far_as_settings_say_it_and_else_its_rows_are_to_be
     expected = {"columns": {"messages": "q", "answer": "a"}, **expected}
     assert {key: section.get(key) for key in expected} == expected, section
     assert any("train_data.jsonl" in one for one in done.to_do) is (found is None), done.to_do
+
+
+ROWS_MADE = """
+import os
+from datasets import Dataset, load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+SIGN = os.environ.get("SIGN", "!")
+kept = []
+for word in ("ba", "dc"):
+    kept.append({"q": word, "a": "".join(sorted(word))})
+
+
+def short(completions, **kwargs):
+    return [-len(one) for one in completions]
+
+
+def main():
+    def talk(row):
+        return {"prompt": [{"role": "user", "content": row["q"].upper() + SIGN}], "answer": row["a"]}
+
+    BEFORE
+    data = Dataset.from_list(kept).map(talk, remove_columns=["q", "a"])
+    print(len(data))
+    GRPOTrainer("m", short, GRPOConfig("o"), data).train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_the_part_of_a_script_that_makes_its_rows_writes_them(tmp_path: Path) -> None:
+    script = written(tmp_path, {"train.py": ROWS_MADE.replace("BEFORE", "size = 3")})
+    module = next(one for one in convert_config("trl", script).modules if one.name == "write_train_data.py")
+    assert "GRPOTrainer" not in module.text and "short" not in module.text and "size" not in module.text
+    exec(module.text, {"__file__": str(tmp_path / module.name), "__name__": "__main__"})
+    rows = [json.loads(line) for line in (tmp_path / "train_data.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"prompt": [{"role": "user", "content": f"{word}!"}], "answer": word.lower()[::-1]} for word in ("BA", "DC")
+    ]
+
+    script = written(tmp_path, {"train.py": ROWS_MADE.replace("BEFORE", "kept[0]['a'] = parser.parse_args().first")})
+    done = convert_config("trl", script)  # only a command line has that
+    assert all(one.name != "write_train_data.py" for one in done.modules)
+    assert any('`dataset.to_json("train_data.jsonl")` in the script does' in one for one in done.to_do)

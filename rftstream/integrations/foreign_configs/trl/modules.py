@@ -53,7 +53,7 @@ class ScriptCode:
         of_partial = last_name(node.func) == "partial" and node.args
         made = node.args[0] if of_partial else node.func
         missing: list[str] = []
-        self._collect(_names_in(node), {}, missing)
+        self._collect(names_in(node), {}, missing)
         own = isinstance(made, ast.Name) and any(isinstance(one.value, DEFINITIONS) for one in self._bindings(made.id))
         if missing or not own:
             return None
@@ -71,7 +71,7 @@ class ScriptCode:
         made = []
         for name in names:
             if (node := self._lambdas.get(name)) is not None:
-                self._collect(_names_in(node), found, missing)
+                self._collect(names_in(node), found, missing)
                 if isinstance(node, ast.Call):
                     made.append(f"{name} = {ast.unparse(node)}")
                 else:
@@ -80,12 +80,12 @@ class ScriptCode:
         imports = [text for text, is_import in texts if is_import]
         rest = [*(text for text, is_import in texts if not is_import), *made]
         head = f'"""Copied from {self.name} by `rftstream convert-config`."""'
-        return "\n\n".join([head, *(["\n".join(imports)] if imports else []), _spaced(rest)]) + "\n", missing
+        return "\n\n".join([head, *(["\n".join(imports)] if imports else []), spaced(rest)]) + "\n", missing
 
     def words_of(self, names: Sequence[str]) -> set[str]:
         """Return the parameters and the texts in these functions."""
         nodes = [self._lambdas[name] for name in names if name in self._lambdas]
-        names = [*names, *(used for node in nodes if isinstance(node, ast.Call) for used in _names_in(node))]
+        names = [*names, *(used for node in nodes if isinstance(node, ast.Call) for used in names_in(node))]
         every: list[ast.AST] = [*nodes, *(one.value for name in names for one in self._bindings(name))]
         inside = [one for node in every for one in ast.walk(node)]
         return {one.arg for one in inside if isinstance(one, ast.arg)} | {
@@ -149,9 +149,9 @@ class ScriptCode:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return self._import(node, one.name), []
         if isinstance(node, ast.FunctionDef) and node.name != one.name:  # a parameter, with its value
-            return f"{one.name} = {ast.unparse(one.value)}", _names_in(one.value)
+            return f"{one.name} = {ast.unparse(one.value)}", names_in(one.value)
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-        return textwrap.dedent("\n".join(self._lines[first - 1 : node.end_lineno])), _names_in(node)
+        return textwrap.dedent("\n".join(self._lines[first - 1 : node.end_lineno])), names_in(node)
 
     def _import(self, node: ast.Import | ast.ImportFrom, name: str) -> str:
         names = [each for each in node.names if (each.asname or each.name.partition(".")[0]) == name]
@@ -159,11 +159,11 @@ class ScriptCode:
         return ast.unparse(copied)
 
 
-def _names_in(node: ast.AST) -> list[str]:
+def names_in(node: ast.AST) -> list[str]:
     """Return the names that a node reads and does not bind itself."""
     if isinstance(node, ast.ClassDef):
         parts = [*node.decorator_list, *node.bases, *node.body]
-        return list(dict.fromkeys(name for one in parts for name in _names_in(one)))
+        return list(dict.fromkeys(name for one in parts for name in names_in(one)))
     every = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
     own = {one.id for one in every if isinstance(one.ctx, ast.Store)} | {
         one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
@@ -175,6 +175,14 @@ def _names_in(node: ast.AST) -> list[str]:
         if isinstance(one, (ast.Import, ast.ImportFrom))
         for each in one.names
     }
+    inner |= {
+        name.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.comprehension)
+        for name in ast.walk(one.target)
+        if isinstance(name, ast.Name)
+    }
+    inner |= {arg.arg for one in ast.walk(node) if isinstance(one, ast.Lambda) for arg in one.args.args}
     read = dict.fromkeys(one.id for one in every if isinstance(one.ctx, ast.Load))
     is_function = isinstance(node, (*FUNCTIONS, ast.Lambda))
     return [name for name in read if name not in (own if is_function else ()) and name not in inner | imported]
@@ -188,7 +196,7 @@ def _runs(one: Binding) -> bool:
     return any(name in RUNS or name.endswith("Trainer") for name in calls)
 
 
-def _spaced(texts: Sequence[str]) -> str:
+def spaced(texts: Sequence[str]) -> str:
     """Return statements with two empty lines around definitions."""
     made = ""
     for number, text in enumerate(texts):
@@ -214,6 +222,8 @@ class Script:
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of what the script calls."""
     code: ScriptCode | None = None
+    rows: dict[str, str | None] = field(default_factory=dict)
+    """`train_dataset` or `eval_dataset` -> a script that writes its rows, if one can."""
     arguments: set[str] = field(default_factory=set)
     """Arguments of the script's own argparse whose given values were taken."""
     own: set[str] = field(default_factory=set)

@@ -27,6 +27,7 @@ from rftstream.integrations.foreign_configs.trl.scopes import (
     fields_of,
     last_name,
 )
+from rftstream.integrations.foreign_configs.trl.slices import rows_script
 
 KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
 ENDS = ("train_dataset", "eval_dataset", "processing_class")
@@ -150,6 +151,9 @@ class ScriptReader:
         functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
         bodies = [self._tree.body, *([body] if body is not self._tree.body else [])]
         own = [one for one in self._classes if one.name == last_name(call.func)]  # a class derived from TRL's trainer
+        for name in (one for one in ("train_dataset", "eval_dataset") if one in given):
+            file = f"{name.removesuffix('set')}.jsonl"
+            script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, given[name], file)
         left = unread_statements(bodies, call, functions, self.read_statements)
         script.unread_statements = [str(UnreadableExpression(one)) for one in [*own, *left]]
         return script

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream.integrations.foreign_configs.conversion import Conversion
+from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedModule
 from rftstream.integrations.foreign_configs.trl.files import (
     FORMATS,
     count_rows,
@@ -189,7 +189,11 @@ class DatasetRules:
             c.leave(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
         if source is None:
             place = f"that load_dataset returns for {described(name, files, folder)}"
-            source, first, end = self._by_hand(prefix, place), None, None  # what the user writes is sliced
+            source, first, end = (
+                self._by_hand(prefix, place, is_loaded=True),
+                None,
+                None,
+            )  # what the user writes is sliced
         return source, split, _sliced(first or 0, end, c.get(f"{prefix}dataset.select"))
 
     def _divided(self, prefix: str, limits: dict[str, int], rows: int | None) -> tuple[dict[str, int], int | None, str]:
@@ -228,15 +232,25 @@ class DatasetRules:
         ends = [one for one in (taken, limits.get("size")) if one is not None]
         return limits, min(ends, default=None), f", train_test_split {name} {size}: {held} rows are held out"
 
-    def _by_hand(self, prefix: str, place: str) -> str:
-        """Ask the user for a file with the rows of a dataset, and return the source that reads it."""
+    def _by_hand(self, prefix: str, place: str, *, is_loaded: bool = False) -> str:
+        """Ask the user for a file with the rows of a dataset, and return the source that reads it. `is_loaded`: the
+        rows as they are loaded, not as the trainer gets them."""
         self.asked.add(f"{prefix or 'train_'}dataset")
         file = f"{prefix or 'train_'}data.jsonl"
         section = "evaluations.held-out" if prefix else f"tasksets.{self._c.taskset}" if self._samples else "experts"
-        self._c.ask(
-            f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
-            f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
-        )
+        text = None if is_loaded else self._script.rows.get(f"{prefix or 'train_'}dataset")
+        if text is not None:
+            module = f"write_{file.removesuffix('.jsonl')}.py"
+            self._c.modules.append(ConvertedModule(module, text, f"writes the rows of {self._path.name} to {file}"))
+            self._c.ask(
+                f"run `python {module}` where {self._path.name} runs: it writes {file} beside itself, where "
+                f"{section}.source looks for the rows {place}"
+            )
+        else:
+            self._c.ask(
+                f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
+                f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
+            )
         if self._samples and not prefix and not self._script.makes_chats:
             self._c.ask(TEXTS)
         return f"jsonl:{file}"

@@ -1,0 +1,80 @@
+"""The part of a training script that makes a dataset, as a script of its own that writes its rows."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Sequence
+
+from rftstream.integrations.foreign_configs.trl.modules import RUNS, names_in, spaced
+from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name
+
+NOT_COPIED = frozenset(RUNS) - {"load_dataset"}
+
+
+def rows_script(
+    script: str,
+    lines: Sequence[str],
+    bodies: Sequence[Sequence[ast.stmt]],
+    trainer: ast.Call,
+    dataset: ast.expr,
+    file: str,
+) -> str | None:
+    """Return a script that writes the rows of a dataset of the trainer to a file beside it, as JSON lines: the
+    statements of these bodies that make the dataset. None if they need what only the whole script has, as its command
+    line."""
+    waiting = list(_before(bodies, trainer))
+    needed, taken = set(names_in(dataset)), list[ast.stmt]()
+    while new := [one for one in waiting if _changed_by(one) & needed]:
+        taken += new
+        waiting = [one for one in waiting if one not in new]
+        needed |= {name for one in new for name in names_in(one)}
+    called = {last_name(one.func) for part in taken for one in ast.walk(part) if isinstance(one, ast.Call)}
+    made = {name for one in taken for name in _changed_by(one)} | set(vars(builtins)) | {"__file__", "__name__"}
+    if called & NOT_COPIED or needed - made:
+        return None
+    taken.sort(key=lambda one: (not isinstance(one, (ast.Import, ast.ImportFrom)), one.lineno))
+    head = f'"""Writes {file}, the rows that {script} trains on. Copied from it by `rftstream convert-config`."""'
+    texts = ["from pathlib import Path", *(_text(one, lines) for one in taken)]
+    written = f"{ast.unparse(dataset)}.to_json(str(Path(__file__).with_name({file!r})))"
+    return f"{head}\n\n{spaced([*texts, written])}\n"
+
+
+def _before(bodies: Sequence[Sequence[ast.stmt]], trainer: ast.Call) -> Iterator[ast.stmt]:
+    """Yield definitions, and the statements before the one that makes the trainer."""
+    for body in bodies:
+        for one in body:
+            if isinstance(one, ast.If) and "__name__" in ast.unparse(one.test):
+                yield from _before([one.body], trainer)
+            elif (one.end_lineno or 0) < trainer.lineno or (
+                one.lineno > trainer.lineno and isinstance(one, DEFINITIONS)
+            ):
+                yield one
+
+
+def _changed_by(node: ast.stmt) -> set[str]:
+    """Return the names that a statement binds, or whose values it may change."""
+    if isinstance(node, DEFINITIONS):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {(one.asname or one.name).partition(".")[0] for one in node.names}
+    changed = set()
+    for one in ast.walk(node):
+        if isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(one.ctx, ast.Store):
+            changed.add(_root(one))
+        elif isinstance(one, ast.Expr) and isinstance(call := one.value, ast.Call):
+            changed |= {_root(call.func)} | {_root(given) for given in call.args}
+    return changed - {"", "print"}
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(node: ast.stmt, lines: Sequence[str]) -> str:
+    if node.col_offset:  # inside a function, or below `if __name__`
+        return ast.unparse(node)
+    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    return "\n".join(lines[first - 1 : node.end_lineno])
