@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 
 from rftstream.errors import RftError
 from rftstream.preflight.first_file import check_model, held_out_count, usual_reward
-from rftstream.preflight.first_problems import FORMATS, MADE, FirstFile, missing_prompt, read_problems
+from rftstream.preflight.first_problems import FORMATS, MADE, FirstFile, missing_prompt, read_problems, without_answer
 from rftstream.preflight.plan import add_import_paths
 
 SERVERS = re.compile(r"[\w.-]+:\d+(,\s*[\w.-]+:\d+)*")
@@ -41,7 +41,7 @@ def ask(wanted: FirstFile, given: set[str]) -> FirstFile:
         return check
 
     answer("tasks", "problems: a file, or a source like arithmetic (empty: a sample)", "", with_answer(_look, "tasks"))
-    wanted = _with_prompt_column(wanted)
+    wanted = _with_answer_column(_with_prompt_column(wanted))
     model = "model: made (small, on the spot), a folder, or a name on the hub"
     answer("model", model, MADE, with_answer(check_model, "model"))
     if wanted.model != MADE and "device" not in given and (gpus := _gpus()):
@@ -78,18 +78,29 @@ def _look(wanted: FirstFile) -> None:
 
 def _with_prompt_column(wanted: FirstFile) -> FirstFile:
     """Ask which column has the prompt, if none of the usual names is there."""
-    there = missing_prompt(wanted)
-    if not there:
+    if not (there := missing_prompt(wanted)):
         return wanted
+    question = f"column with the prompt ({', '.join(there)})"
+    columns = {**wanted.columns, "prompt": click.prompt(question, value_proc=_one_of(there), err=True)}
+    return _with_prompt_column(replace(wanted, columns=columns))
 
+
+def _with_answer_column(wanted: FirstFile) -> FirstFile:
+    """Ask which column has the answer, if none of the usual names is there. Some rewards need none."""
+    there = [name for name in without_answer(wanted) if name not in wanted.columns.values()]
+    if not there or "answer" in wanted.columns:
+        return wanted
+    named = _answer(f"column with the answer ({', '.join(there)}; empty: none)", "", _one_of(["", *there]))
+    return replace(wanted, columns={**wanted.columns, "answer": named}) if named else wanted
+
+
+def _one_of(there: Sequence[str]) -> Callable[[str], str]:
     def check(name: str) -> str:
         if name not in there:
-            raise click.UsageError(f"found no column {name!r}; there are {', '.join(there)}")
+            raise click.UsageError(f"found no column {name!r}; there are {', '.join(filter(None, there))}")
         return name
 
-    columns = dict(wanted.columns)
-    columns["prompt"] = click.prompt(f"column with the prompt ({', '.join(there)})", value_proc=check, err=True)
-    return _with_prompt_column(replace(wanted, columns=columns))
+    return check
 
 
 def _gpus() -> str:

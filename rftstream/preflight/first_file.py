@@ -44,6 +44,7 @@ from rftstream.queries.plain import Report
 from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.reference.run_file_schema import schema_text
 from rftstream.queries.reference.source_text import config_fields, evaluate
+from rftstream.rewards.base import NAME_ANSWER
 from rftstream.rewards.functions import FunctionReward
 from rftstream.rewards.resolve import build_reward
 from rftstream.runs.modules import find_modules
@@ -371,7 +372,8 @@ def _check_runs(run_file: Path, wanted: FirstFile) -> Mapping[str, Any]:
         said: dict[str, str] = {}  # an evaluation has what the taskset has: what is wrong with both is told once
         for error in sorted(report.errors, key=lambda one: one.startswith("evaluations.")):
             said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.]+\.|\d+", "", error), error)
-        raise ConfigError(f"nothing is written, since it would not run: {'; '.join(said.values())}")
+        found = "; ".join(said.values()).replace(NAME_ANSWER, "say which column has it, --column answer=NAME")
+        raise ConfigError(f"nothing is written, since it would not run: {found}")
     _check_answers(wanted, config)
     if config.model.make is not None:
         return {}

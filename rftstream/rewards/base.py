@@ -172,10 +172,14 @@ def problem_input(problem: Problem, turns: Iterable[dict[str, Any]] = (), **said
     )
 
 
+NAME_ANSWER = "name its column in the taskset's columns"
+"""Advice for problems without an answer."""
+
+
 def needed_answer(item: RewardInput, reward: str) -> str:
     """Return the answer of the problem. RewardError, which names `reward`, if there is none."""
     if item.answer is None:
-        raise RewardError(f"{reward}: the problem has no answer; name its column in the taskset's columns")
+        raise RewardError(f"{reward}: the problem has no answer; {NAME_ANSWER}")
     return item.answer
 
 

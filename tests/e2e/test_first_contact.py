@@ -108,16 +108,17 @@ def test_each_answer_is_checked_when_it_is_given(here: Path) -> None:
     )
     answers = {
         "nowhere.jsonl": "no such file", "many.jsonl": "", "txt": "there are text, next", "text": "",
+        "nxt": "there are next", "next": "",
         "./nomodel": "no such folder", "made": "", "no_such_module_here:score": "no module named", "my_scores:near": "",
         "0.9": "expected a number from 0 to 0.5", "0.25": "", "gpro": "did you mean 'grpo'?", "grpo": "",
         "broker": "expected host:port", "broker:9092": "", "n": "",
     }  # fmt: skip
-    done = call("init", "asked", "--ask", "--column", "answer=next", answer="\n".join(answers) + "\n")
+    done = call("init", "asked", "--ask", answer="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     assert [said for said in answers.values() if said not in done.stderr] == []
     assert "try two problems" in done.stderr
     text = (here / "asked" / "rftstream.toml").read_text()
-    for line in ('columns = { answer = "next", prompt = "text" }', "options = { shuffle_seed = 0, skip = 10 }",
+    for line in ('columns = { prompt = "text", answer = "next" }', "options = { shuffle_seed = 0, skip = 10 }",
                  "options = { shuffle_seed = 0, size = 10 }", 'reward = "my_scores:near"',
                  'servers = "broker:9092"'):  # fmt: skip
         assert line in text
@@ -158,6 +159,10 @@ def test_a_built_in_source(here: Path) -> None:
             ["--tasks", "rows.jsonl", "--column", "prompt=text", "--reward", "my_scores:near"],
             "found the columns text, next, and none that is called like an answer, which my_scores:near takes; say "
             "which it is, --column answer=NAME",
+        ),
+        (
+            ["--tasks", "rows.jsonl", "--column", "prompt=text", "--reward", "exact"],
+            "the problem has no answer; say which column has it, --column answer=NAME. So it is with all",
         ),
         (["--name", "My Run"], "run.name"),
         (["--tasks", "squares"], "and images"),
