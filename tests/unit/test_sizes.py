@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_850,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_400,
+    "preflight": 4_450,
     "queries": 14_300,
     "replay": 900,
     "rewards": 8_450,

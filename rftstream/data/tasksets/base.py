@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from rftstream.contracts.tasks import Problem
+from rftstream.contracts.tasks import ChatMessage, Problem
 
 
 class Taskset(Protocol):
@@ -21,3 +22,8 @@ class Taskset(Protocol):
 
     def problem(self, index: int) -> Problem:
         """Return the problem with this index. ConfigError, which names file and line, if there is none."""
+
+
+def question_hash(messages: Iterable[ChatMessage]) -> int:
+    """Return a number that is the same, in this process, for problems that ask the same."""
+    return hash(tuple((message.role, message.content, message.media) for message in messages))

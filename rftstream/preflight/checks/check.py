@@ -22,7 +22,7 @@ from rftstream.config.parts.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import ChatMessage, Problem
-from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.base import Taskset, question_hash
 from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
@@ -102,14 +102,15 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         for name, section in sections:
             doing(f"the {_kind_of(section)} {name}: its problems, environment and reward")
             report.tasksets.append(_taskset(config, name, section, rendering, collect))
-        trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
-        for line in report.tasksets:
-            if line.kind == "evaluation":
-                line.trained = sum(asked in trained for asked in line.asked or ())
         with collect("experts"):
             report.demonstrations = demonstrations_line(
                 config, report.model, rendering.text if rendering is not None else str
             )
+        trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
+        trained |= report.demonstrations.asked if report.demonstrations is not None else set()
+        for line in report.tasksets:
+            if line.kind == "evaluation":
+                line.trained = sum(asked in trained for asked in line.asked or ())
         doing("memory, disk and time")
         with collect("disk"):
             report.disk = disk_of(config, report)
@@ -287,9 +288,7 @@ def _measure(
     for index in range(line.problems):
         problem = taskset.problem(index)
         if line.asked is not None:
-            line.asked.append(
-                hash(tuple((message.role, message.content, message.media) for message in problem.messages))
-            )
+            line.asked.append(question_hash(problem.messages))
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
             bound += sum(map(tokens.count, images_of(problem.messages)))

@@ -38,6 +38,8 @@ class DemonstrationsLine:
     loaded: Loaded
     first: dict[str, list[tuple[bool, str]]]
     """Side -> the parts of the first demonstration, each with its text and whether it is learned."""
+    asked: set[int]
+    """Hashes of the questions that are answered."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as plain values."""
@@ -64,11 +66,11 @@ def demonstrations_line(config: RunConfig, spec: ModelSpec | None, show: Show) -
         return None
     with tempfile.TemporaryDirectory() as place:
         take_rollouts(config, section, Path(place), is_recorded=False)
-        loaded, sides = look_at_demonstrations(section, spec, taken_kinds(config), Path(place))
+        loaded, sides, asked = look_at_demonstrations(section, spec, taken_kinds(config), Path(place))
     first = {
         side or "": [part for segment in segments for part in _parts(segment, show)] for side, segments in sides.items()
     }
-    return DemonstrationsLine(source=", ".join(section.sources), loaded=loaded, first=first)
+    return DemonstrationsLine(source=", ".join(section.sources), loaded=loaded, first=first, asked=asked)
 
 
 def _parts(segment: Segment, show: Show) -> list[tuple[bool, str]]:

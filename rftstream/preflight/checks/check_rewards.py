@@ -16,7 +16,7 @@ from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import ConfigError, RewardError
 from rftstream.models.rendering import Renderer
-from rftstream.rewards.base import Reward, RewardInput, Score, problem_input
+from rftstream.rewards.base import NAME_ANSWER, Reward, RewardInput, Score, problem_input
 from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.event_loop import caught
 from rftstream.rewards.functions import FunctionReward
@@ -27,6 +27,8 @@ MAX_REFERENCES = 3
 """Most right answers of a problem that are tried. Some data sets have hundreds, in several versions of a language."""
 MAX_NAMED = 5
 """Most problems that are named whose right answers do not pass."""
+NO_ANSWERS = ("", "nan", "<na>")
+"""Answers, in small letters, that stand for none; pandas writes the latter two."""
 REFERENCES_S = 30.0
 """Seconds after which the right answers of further problems are not scored."""
 
@@ -111,20 +113,28 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator
             f"{place}.reward: {lack} So it is with {len(lacks):,} of {len(problems):,} looked at, whose rollouts will "
             f"have no reward; the first is problem {first}, {has}"
         )
-    elif isinstance(reward, FunctionReward) and "answer" in reward.required:
-        without = [index for index, problem in enumerate(problems) if not problem.answer]
+    elif _takes_answer(reward, problems[0]):
+        name = getattr(reward, "name", "the reward")
+        without = [index for index, one in enumerate(problems) if (one.answer or "").strip().lower() in NO_ANSWERS]
         if len(without) == len(problems):
             yield (
-                f"{place}.reward: {reward.name} takes `answer`, which is {problems[0].answer!r} in all "
-                f"{len(problems):,} problems looked at; name its column in the taskset's columns; beside the prompt "
+                f"{place}.reward: {name} takes `answer`, which is {problems[0].answer!r} in all "
+                f"{len(problems):,} problems looked at; {NAME_ANSWER}; beside the prompt "
                 f"the first has {_columns(problems[0])}"
             )
         elif without:
             yield (
                 f"{place}: {len(without):,} of {len(problems):,} rows have no answer, the first is problem "
-                f"{without[0]}; {reward.name} gets {problems[without[0]].answer!r} for them: leave these rows out, or "
+                f"{without[0]}; {name} gets {problems[without[0]].answer!r} for them: leave these rows out, or "
                 "fill the column in"
             )
+
+
+def _takes_answer(reward: Reward, problem: Problem) -> bool:
+    """Return whether the reward is a function of the answer, or refuses this problem where it has none."""
+    if isinstance(reward, FunctionReward):
+        return "answer" in reward.required
+    return _lack(reward, replace(problem, answer=None)) is not None
 
 
 def _has_answer(problem: Problem) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_
 from rftstream.config.stages import FROM_DEMONSTRATIONS, Stages, loss_kinds, taken_kinds
 from rftstream.contracts import codec
 from rftstream.contracts.batches import LossKind
+from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.records import NewRecord
+from rftstream.contracts.tasks import ChatMessage
 from rftstream.data.demonstrations.rows import Demonstrations
 from rftstream.data.demonstrations.tokens import Sides, kind_of, length_of, tokenise
+from rftstream.data.tasksets.base import question_hash
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import Renderer, open_renderer
@@ -151,15 +155,22 @@ def _check_stages(config: RunConfig) -> None:
 
 def look_at_demonstrations(
     section: DemonstrationsSection, spec: ModelSpec, kinds: frozenset[LossKind], datasets: Path = Path()
-) -> tuple[Loaded, Sides]:
-    """Return what a load into a new run would find, with the tokens of the first row. ConfigError names the first bad
-    row. `datasets`: the folder of what was taken from other runs."""
+) -> tuple[Loaded, Sides, set[int]]:
+    """Return what a load into a new run would find, the tokens of the first row, and the hash of each question that is
+    answered. ConfigError names the first bad row. `datasets`: the folder of what was taken from other runs."""
     rows, renderer = Demonstrations(_with_datasets(section, datasets)), open_renderer(spec)
     loaded = Loaded(rows=len(rows), dry_run=True)
     context = spec.context if spec.context is not None else renderer.context
     _choose(rows, set(), loaded, section, renderer, context, kinds, lambda count: None)
     loaded.total = loaded.new
-    return loaded, tokenise(rows[0].demonstration, renderer)
+    asked = {question_hash(_question(rows[index].demonstration)) for index in range(len(rows))}
+    return loaded, tokenise(rows[0].demonstration, renderer), asked
+
+
+def _question(one: Demonstration) -> Iterator[ChatMessage]:
+    """Return what the first answer replies to."""
+    messages = one.messages if one.preference is None else one.preference.prompt
+    return takewhile(lambda message: message.role != "assistant", messages)
 
 
 def load_demonstrations(

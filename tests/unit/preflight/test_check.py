@@ -253,13 +253,9 @@ def test_evaluations_are_looked_at_too(write: Write) -> None:
 
 @pytest.mark.parametrize(
     "reward",
-    [
-        "environment",
-        {"name": "environment", "weight": 0.5},
-        [{"name": "exact"}, {"name": "environment"}],
-        [{"name": "exact"}, {"name": "environment", "use": "gate"}],
-    ],
-)
+    ["environment", {"name": "environment", "weight": 0.5}, [{"name": "exact"}, {"name": "environment"}],
+     [{"name": "exact"}, {"name": "environment", "use": "gate"}]],
+)  # fmt: skip
 def test_a_reward_that_the_environment_never_gives_is_refused(write: Write, reward: Any) -> None:
     config = write(tasksets__train__reward=reward)
     assert "'single_turn' never gives a reward: no rollout could be scored" in errors(config)
@@ -529,10 +525,13 @@ def test_a_function_that_is_given_no_answer(write: Write, tmp_path: Path) -> Non
     assert "1 for completions that say nothing" in of_empty
     assert "own_check_answer:score takes `answer`, which is None in all 1 problems looked at" in warning
     assert warning.endswith("beside the prompt the first has solution")
-    for lacking in (None, ""):
+    exact = write(tasksets__train__reward="exact")
+    for lacking in (None, "", "NaN"):
         write_rows(tmp_path, {"answer": "2"}, {"answer": lacking}, {"answer": None})
         said = f"2 of 3 rows have no answer, the first is problem 1; own_check_answer:score gets {lacking!r} for them"
         assert any(said in one for one in fine(config).warnings)
+        write_rows(tmp_path, {"answer": "2"}, {"answer": lacking or " "})
+        assert "1 of 2 rows have no answer, the first is problem 1; the reward" in " ".join(fine(exact).warnings)
 
 
 def with_unknown(folder: Path, characters: str, context: int) -> dict[str, Any]:
@@ -583,14 +582,15 @@ def test_a_made_model_refuses_what_it_has_no_token_for(write: Write, place: int)
 
 @pytest.mark.parametrize(
     ("name", "skip", "size", "trained", "warns"),
-    [("held-out", 0, 2, 0, False), ("held-out", 1, 2, 1, True), ("sums", 2, 3, 3, False)],
-)
-def test_what_is_called_held_out_is_not_trained_on(
-    write: Write, name: str, skip: int, size: int, trained: int, warns: bool
-) -> None:
+    [("held-out", 0, 2, 0, False), ("held-out", 1, 2, 1, True), ("sums", 2, 3, 3, False),
+     ("held-shown", 0, 2, 1, True)],
+)  # fmt: skip
+def test_what_is_called_held_out_is_not_trained_on(write, tmp_path, name, skip, size, trained, warns):
     prompts = [f"{number}+1=" for number in range(5)]
     evaluations = {name: {"source": "jsonl:train.jsonl", "options": {"skip": skip, "size": size}}}
-    report = fine(write(prompts, tasksets__train__options={"skip": 2}, evaluations=evaluations))
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "0+1=", "completion": "1"}')
+    shown = {"experts": {"source": "chats.jsonl"}, "trainer__algorithm": "mix"} if name == "held-shown" else {}
+    report = fine(write(prompts, tasksets__train__options={"skip": 2}, evaluations=evaluations, **shown))
     assert [line.trained for line in report.tasksets] == [0, trained]
     assert ("so it is not held out" in " ".join(report.warnings)) == warns
     assert ("are trained on, too" in report.to_text()) == (trained > 0)
