@@ -237,6 +237,10 @@ class Csv(_PlacedRows):
             self._names = next(self._cells(reader, "the first line"), [])
             if len(set(self._names)) != len(self._names):
                 raise ConfigError(f"{path}: two columns have the same name, found {', '.join(self._names)}; rename one")
+            if len(self._names) == 1 and (other := set(";\t|,") - {self._delimiter} & set(self._names[0])):
+                raise ConfigError(
+                    f"{path}: found {''.join(other)!r} between the columns, expected {self._delimiter!r}; save it anew"
+                )
             columns.check_names(self._names, str(path))
             columns.check_kept(self._names, str(path))
             offset = lines.offset

@@ -147,6 +147,7 @@ def test_csv_cells_with_lines_and_quotes(tmp_path: Path) -> None:
     ]
     for data, said in [
         (b"prompt,answer\na\n", "row 0: found 1 cells, expected 2"), (b"question\na\n", "no column 'prompt'; found"),
+        (b"prompt;answer\na;b\n", "x.csv: found ';' between the columns, expected ','; save it anew"),
         (b'prompt\n"open', "is not CSV: unexpected end of data"), (b"prompt\n\xff\n", "x.csv:2: not UTF-8"),
         (b"", "no column 'prompt'; found none"), (b"prompt\n", "has no rows"), (b"prompt,prompt\na,b\n", "same name"),
         (b"prompt\n" + b"x" * 200_000, "field larger than field limit"),
