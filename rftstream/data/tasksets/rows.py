@@ -230,6 +230,7 @@ class Csv(_PlacedRows):
     def __init__(self, path: Path, columns: RowReader) -> None:
         super().__init__(path)
         self._delimiter = "\t" if path.suffix == ".tsv" else ","
+        self._lines = array("q")
         sha256 = hashlib.sha256()
         with _open(path, self.kind) as file:
             lines = _Lines(file, path, sha256)
@@ -243,13 +244,14 @@ class Csv(_PlacedRows):
                 )
             columns.check_names(self._names, str(path))
             columns.check_kept(self._names, str(path))
-            offset = lines.offset
+            line, offset = reader.line_num + 1, lines.offset
             for cells in self._cells(reader, "a row"):
                 if cells:
                     self._offsets.append(offset)
+                    self._lines.append(line)
                     row = self._named(cells, self.where(len(self) - 1))
                     columns.check(row, self.where(len(self) - 1), sum(map(len, cells)))
-                offset = lines.offset
+                line, offset = reader.line_num + 1, lines.offset
                 if are_enough(len(self)):
                     break
             self._state = _state(file)
@@ -264,8 +266,8 @@ class Csv(_PlacedRows):
             return self._named(next(self._cells(reader, "a row"), []), self.where(index))
 
     def where(self, index: int) -> str:
-        """Return the file and the number of a row."""
-        return f"{self._path}: row {index}"
+        """Return the file and the line that a row begins in."""
+        return f"{self._path}:{self._lines[index]}"
 
     def _named(self, cells: list[str], where: str) -> dict[str, Any]:
         if len(cells) != len(self._names):

@@ -146,7 +146,8 @@ def test_csv_cells_with_lines_and_quotes(tmp_path: Path) -> None:
         ("ü 中文", "2"),
     ]
     for data, said in [
-        (b"prompt,answer\na\n", "row 0: found 1 cells, expected 2"), (b"question\na\n", "no column 'prompt'; found"),
+        (b'prompt,answer\n"a\nb",2\na\n', "x.csv:4: found 1 cells, expected 2"),
+        (b"question\na\n", "no column 'prompt'; found"),
         (b"prompt;answer\na;b\n", "x.csv: found ';' between the columns, expected ','; save it anew"),
         (b'prompt\n"open', "is not CSV: unexpected end of data"), (b"prompt\n\xff\n", "x.csv:2: not UTF-8"),
         (b"", "no column 'prompt'; found none"), (b"prompt\n", "has no rows"), (b"prompt,prompt\na,b\n", "same name"),
