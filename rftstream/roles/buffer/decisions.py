@@ -101,5 +101,5 @@ def no_batch(filtered: Counter[str], ready: str) -> StopRule:
     return StopRule(
         "no_signal",
         f"buffer: {filtered.total():,} groups were filtered, and {ready} of a batch came together (buffer.max_refill): "
-        f"{shown}; make the tasks easier or harder, the groups larger, let the operators keep more, or raise it",
+        f"{shown}; make tasks easier or harder or groups larger, let the operators keep more, or raise the limit",
     )

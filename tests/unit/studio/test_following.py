@@ -181,6 +181,23 @@ def test_a_page_says_how_far_it_is_behind_a_run_that_goes_on(tmp_path: Path) -> 
     watched.stop()
 
 
+def test_the_list_of_runs_says_which_one_an_error_ended(tmp_path: Path) -> None:
+    for folder, ended in (
+        ("a", "ERROR   run ended by=error exit_code=6 error=x"),
+        ("b", "INFO    run ended by=SIGINT"),
+    ):
+        memory = MemoryRun(make_config(), folder=tmp_path / folder)
+        memory.put_manifest()
+        (memory.folder.path / "logs").mkdir(parents=True)
+        (memory.folder.path / "logs" / "run.log").write_text(f"2026-01-31 12:00:00.000 {ended}\n")
+        watched, other = watch(memory), watch(memory, "other")
+        watched.follow_once()
+        with client([watched, other]) as browser:
+            assert ("ended by an error" in browser.get("/").text) == (folder == "a")
+        watched.stop()
+        other.stop()
+
+
 def test_a_run_folder_that_is_moved_is_missed_and_is_found_when_it_is_back(tmp_path: Path) -> None:
     simulation = Simulation(make_config(), folder=tmp_path / "run", seed=3)
     simulation.run()
