@@ -55,6 +55,8 @@ class ReferenceScores(Report):
     """Mean reward of empty answers. None if none could be scored."""
     raised: int = 0
     """Problems for which the reward raised, for their own answer or for an empty one."""
+    raised_right: int = 0
+    """Problems for whose own answer it raised."""
     parts: tuple[tuple[str, float], ...] = ()
     """Mean of each part for the problems' own answers, without its weight. Empty if the reward has one part."""
     least: tuple[str, float] | None = None
@@ -121,8 +123,14 @@ class ReferenceScores(Report):
         elif self.raised:
             yield (
                 f"raised for {self.raised} of {self.num_problems}: {self.error}; rollouts that meet it "
-                "have no reward, and their groups may die: catch what a wrong answer raises, and give that its "
-                "reward; leave the rest raised, since what could not be judged is no 0"
+                "have no reward, and their groups may die: "
+                + (
+                    f"right answers to {plural(self.raised_right, 'problem')} are among them, of which nothing would "
+                    "be learned: mend the reward, or what the data gives it"
+                    if self.raised_right
+                    else "give each wrong answer its reward (catch what it raises, return a number); leave the rest "
+                    "raised, since what could not be judged is no 0"
+                )
             )
         elif self.elsewhere is not None:
             yield (
@@ -281,6 +289,7 @@ class _Scoring:
             least=_least(self._asked, right) if parts and have_answers and unsteady is None else None,
             less=_less_than_one(self._asked, right, self._unpenalised()) if have_answers and self._are_less() else (),
             raised=sum(None in pair for pair in zip(right, empty, strict=True)),
+            raised_right=right.count(None) if have_answers else 0,
             form=max(
                 ((form.format(self._asked[0].answer), _mean(rewards) or 0.0) for form, rewards in formed),
                 key=lambda one: one[1],

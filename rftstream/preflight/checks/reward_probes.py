@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rftstream.contracts.tasks import Problem
@@ -115,6 +117,14 @@ def _is_high(reward: float, right: float | None, empty: float | None, is_right: 
     return reward >= least + NEAR * (right - least)
 
 
+def _first_field(answer: str) -> str:
+    """Return a JSON object with the first field of an answer that is one with more of them; else an empty text."""
+    with suppress(ValueError):
+        if isinstance(fields := json.loads(answer), dict) and len(fields) > 1:
+            return json.dumps(dict([next(iter(fields.items()))]))
+    return ""
+
+
 def _silent_probes(num_problems: int) -> Iterator[_Probe]:
     """Yield texts in which no reward can read an answer."""
     yield _Probe(repr(NOTHING), "say anything", "reward more than a text", [NOTHING] * num_problems)
@@ -133,6 +143,10 @@ def _probes(problems: Sequence[Problem], form: str) -> Iterator[_Probe]:
         return
     padded = [f"{form.format(answer)}\n{FILLER}" for answer in answers]
     yield _Probe(f"the right answer with {WORDS} after it", "write long", BOUND, padded, is_right=True)
+    firsts = [_first_field(answer or "") for answer in answers]
+    if all(firsts):
+        whole = "let the reward ask for every field"
+        yield _Probe("the first field alone", "leave fields out", whole, [form.format(one) for one in firsts])
     if len(known) == 1:
         return
     others = [

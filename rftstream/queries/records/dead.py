@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rftstream.contracts import codec
 from rftstream.contracts.control import Request, RequestKind
 from rftstream.contracts.dead import DeadDropped, DeadLetter
-from rftstream.contracts.ids import next_attempt
+from rftstream.contracts.ids import next_attempt, split_group_id
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.verdicts import UnscorableReason
@@ -347,6 +347,7 @@ def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
         ],
         "num_letters": len(view.letters),
         "num_groups": dict(Counter(group.state for group in view.groups)),
+        "num_problems": _num_problems(view.groups),
         "newest": [
             {"id": letter.id, "reason": letter.reason, "at": letter.at, **details.get(letter.id, {})}
             for letter in view.letters[:num_examples]
@@ -360,8 +361,9 @@ def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
     if not view.letters and not view.groups:
         return "nothing is dead" + (f" ({plural(view.num_dropped, 'record')} dropped)" if view.num_dropped else "")
     waiting = sum(group.state == "dead" for group in view.groups)
+    of = f" of {plural(_num_problems(view.groups), 'problem')}" if view.groups else ""
     lines = [
-        f"{plural(len(view.letters), 'dead letter')}, {plural(len(view.groups), 'dead group')}, {waiting:,} of "
+        f"{plural(len(view.letters), 'dead letter')}, {plural(len(view.groups), 'dead group')}{of}, {waiting:,} of "
         "them not put back yet"
     ]
     if view.letters:
@@ -411,6 +413,10 @@ def _group_reasons(groups: Iterable[DeadGroup]) -> Mapping[str, Counter[str]]:
     for group in groups:
         counts.setdefault(", ".join(sorted(group.reasons)) or "?", Counter())[group.state] += 1
     return dict(sorted(counts.items(), key=lambda one: -one[1].total()))
+
+
+def _num_problems(groups: Iterable[DeadGroup]) -> int:
+    return len({split[::2] for group in groups if (split := split_group_id(group.group_id)) is not None})
 
 
 def _details(log: Log, letters: Sequence[Letter]) -> dict[str, dict[str, Any]]:

@@ -91,7 +91,7 @@ def test_list_counts_by_reason_and_a_twin_once(run: Path) -> None:
     assert report["newest"][0]["rollout_id"] in {"sums/0/0/0/1", "sums/0/1/0/1"}
     assert report["newest"][0]["tries"] == 3
     text = call("list", run, "--num", 1).stdout
-    assert "4 dead letters, 2 dead groups, 2 of them not put back yet" in text
+    assert "4 dead letters, 2 dead groups of 2 problems, 2 of them not put back yet" in text
     assert text.count("\n  ValueError: no") == 1
     errors = {(one["reason"], one["error"]): one["count"] for one in report["errors"]}
     assert errors == {("timeout", "ValueError: no"): 2, ("error", "ValueError: no"): 2}

@@ -106,6 +106,8 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
     assert set(lines[4:6]) <= set(report.to_text().splitlines())  # -v has what the short one has
     doubts = [one.removeprefix("tasksets.train.reward: ") for one in report.warnings if ".reward: " in one]
     assert [one.partition(";")[0] for one in doubts] == DOUBTS.get(reward, [])
+    advice = {"strict": "give each wrong answer its reward", "lacking": "right answers to 1 problem are among them"}
+    assert advice.get(reward.rpartition(":")[2], "") in "".join(doubts)
 
 
 HACKED = {
@@ -134,6 +136,10 @@ HACKED = {
         "an answer that lists 20 candidates gets 1 on 20 of 20 problems: the model will learn to list"
     ],
     "own_hacked_rewards:counts": ["the same answer got 1.001 and 1.161 when scored twice"],
+    "own_hacked_rewards:given_fields": [
+        "the first field alone gets 1 on 20 of 20 problems: the model will learn to leave fields out"
+    ],
+    "own_hacked_rewards:all_fields": [],
     "own_hacked_rewards:guarded": [
         "raised for 100 wrong or long answers tried, and for no right or empty one: ValueError: invalid literal for "
         "int() with base 10: 'I do not know.' at own_hacked_rewards.py:19, in guarded"
@@ -147,7 +153,7 @@ def test_rewards_that_pay_for_what_is_not_right(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(reference_scores, "LIMIT_S", 60.0)
     (tmp_path / "own_hacked_rewards.py").write_text(
-        "import re\n\n"
+        "import json, re\n\n"
         "def last(completion, answer):\n    return float(re.findall(r'\\d+', completion)[-1:] == [answer])\n\n"
         "def any_text(completion, answer):\n    return float(len(completion) > 3 or completion == answer)\n\n"
         "def long(completion, answer):\n    return len(completion.split()) / 100\n\n"
@@ -159,11 +165,19 @@ def test_rewards_that_pay_for_what_is_not_right(tmp_path: Path, monkeypatch: pyt
         "def counts(completion, answer):\n"
         "    SEEN.append(1)\n    return (completion == answer) * (1 + len(SEEN) / 1000)\n\n"
         "def any_label(completion, answer):\n"
-        "    return float(answer in re.findall(r'Answer: *(\\d+)', completion))\n"
+        "    return float(answer in re.findall(r'Answer: *(\\d+)', completion))\n\n"
+        "def read(completion):\n"
+        "    try: return json.loads(completion)\n"
+        "    except ValueError: return None\n\n"
+        "def given_fields(completion, answer):\n    found, answer = read(completion), read(answer)\n"
+        "    return float(isinstance(found, dict) and all(found[one] == answer.get(one) for one in found))\n\n"
+        "def all_fields(completion, answer):\n    found, answer = read(completion), read(answer)\n"
+        "    return sum(isinstance(found, dict) and found.get(one) == answer[one] for one in answer) / len(answer)\n"
     )
     rows = [
-        json.dumps({"prompt": f"What is {100 + number} + 500?", "answer": str(600 + number)}) for number in range(20)
-    ]
+        json.dumps({"prompt": f"What is {100 + n} + 500?", "answer": {"is": n, "of": 2} if "fields" in reward else
+                    str(600 + n)}) for n in range(20)
+    ]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     taskset = {"source": "jsonl:train.jsonl", "reward": reward}
     report = check(loader.from_dict({**RUN_FILE, "tasksets": {"train": taskset}, "base": str(tmp_path)}))
