@@ -228,11 +228,10 @@ class Worker:
             (manifest,) = self._until(lambda: (control().manifest,), "the log")
             if manifest is not None:
                 self._prepare(manifest)
-                self._check_end(transport)
+                self._check_files(transport)
         else:
             self._check(self._until(lambda: control().manifest, "the run's first record (is a feeder alive?)"))
-            if self.role == RoleName.trainer:
-                self._check_end(transport)
+            self._check_files(transport)
         context = role_context(
             config=self.config,
             folder=self.folder,
@@ -278,12 +277,13 @@ class Worker:
         used = digests_for(self.role, config, lambda: prepare_model(config.model, folder, config.run.seed))
         check_worker(manifest, config, used)
 
-    def _check_end(self, transport: Transport) -> None:
-        """Raise ConfigError if the run would end by the files of this host, which does not see its folder."""
-        from rftstream.runs.making.elsewhere import check_end
+    def _check_files(self, transport: Transport) -> None:
+        """Raise ConfigError if the run would end, or be scored otherwise, by the files of a host without its folder."""
+        from rftstream.runs.making.elsewhere import check_files
 
         if not self.folder.exists():
-            (lines,) = self._until(lambda: (check_end(transport, self.config, self.folder.run_id),), "the log")
+            check = partial(check_files, self.role, transport, self.config, self.folder.run_id)
+            (lines,) = self._until(lambda: (check(),), "the log")
             for line in lines:
                 log.warning("works by the run files of this host, which differ from the run's settings: %s", line)
 

@@ -141,16 +141,18 @@ def _mean(values: Sequence[float]) -> float | None:
 class Observer:
     """Follows `evals` from its beginning, `control`, and the first and the newest of `steps`."""
 
-    def __init__(self, transport: Transport, *, whole: bool = False) -> None:
-        """`whole`: all of `steps` is read, for those who want each of them among the news."""
+    def __init__(self, transport: Transport, *, whole: bool = False, topics: Sequence[str] = OBSERVED) -> None:
+        """`whole`: all of `steps` is read, for those who want each of them among the news. `topics`: those to follow,
+        for roles that may not read all."""
         self.transport = transport
+        self._topics = topics
         self.control = ControlView()
         self.curve = Curve()
         self.evaluations: dict[str, tuple[EvalResult, EvalResult]] = {}
         """The results of each evaluation at its first and its newest version, both by the newest reward."""
         self._rule = RecordsInForce(transport)
         control = self._rule.begin_control()
-        positions = {TopicPartition(topic, 0): 0 for topic in OBSERVED} | {CONTROL: control.offset}
+        positions = {TopicPartition(topic, 0): 0 for topic in topics} | {CONTROL: control.offset}
         if not whole:
             start = begin_near_the_end(Log(transport, self._rule))
             for step in start.first:
@@ -166,7 +168,7 @@ class Observer:
         """Read up to the current ends of the topics, and return the news. A single `poll` only returns records that
         have arrived."""
         admin = self.transport.admin
-        ends = {place: end for topic in OBSERVED for place, end in admin.end_offsets(topic).items()}
+        ends = {place: end for topic in self._topics for place, end in admin.end_offsets(topic).items()}
         news = self._judge_polled()
         for records in read_to_ends(self.transport, self.reader, ends):
             self._polled.extend(records)

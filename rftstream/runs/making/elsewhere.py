@@ -4,6 +4,7 @@ Where these say otherwise, a run of 3,000 steps would end at once on a host whos
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from rftstream.config.loader import from_toml, replace, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import OpenRun, RunFolder
@@ -19,13 +21,14 @@ from rftstream.runs.observer import Observer
 from rftstream.transport.base import Transport
 
 _COMPARED = ("run.", "stages.", "sampling.", "feeder.", "buffer.", "trainer.", "algorithms.", "retention.")
+_REWARD = re.compile(r"(tasksets|evaluations)\..+?\.reward[. ]")
 _OF_A_HOST = ("run.name", "run.folder", "run.resume", "trainer.device", "trainer.colocate", "trainer.threads")
 
 
 def settings_on_log(transport: Transport) -> tuple[str, int]:
     """Return the settings that the newest trainer wrote at its start, else those that the run began with, as TOML (""
     if there are none yet), and the version in force."""
-    with closing(Observer(transport, whole=True)) as observer:
+    with closing(Observer(transport, whole=True, topics=("steps", "control"))) as observer:
         observer.catch_up()
         manifest, curve = observer.control.manifest, observer.curve
         return curve.settings or ("" if manifest is None else manifest.config), curve.version
@@ -92,6 +95,27 @@ def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]
     return _differences(text, config)
 
 
+def check_files(role: str, transport: Transport, config: RunConfig, run_id: str) -> list[str]:
+    """Return what the run files of a worker say otherwise than the run's log, where its role goes by them. ConfigError
+    if the run would end by them, or be scored otherwise."""
+    if role in (RoleName.feeder, RoleName.trainer):
+        return check_end(transport, config, run_id)
+    if role in (RoleName.verifier, RoleName.evaluator):
+        check_rewards(transport, config, run_id)
+    return []
+
+
+def check_rewards(transport: Transport, config: RunConfig, run_id: str) -> None:
+    """Check that a worker that scores has the rewards of its run. ConfigError, with the differences, if not: its share
+    of the rollouts would be scored by another reward."""
+    lines = [line for line in _differences(settings_on_log(transport)[0], config) if _REWARD.match(line)]
+    if lines:
+        raise ConfigError(
+            f"{run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}; mend the files, "
+            "or change the run where it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`"
+        )
+
+
 class TrainersElsewhere:
     """Tells what a trainer of another host does otherwise than the settings here say. `known`: settings on the log of
     which it says nothing."""
@@ -118,4 +142,5 @@ def _differences(text: str, config: RunConfig) -> list[str]:
 
 
 def _of_training(lines: Sequence[str]) -> list[str]:
-    return [line for line in lines if line.startswith(_COMPARED) and not line.startswith(_OF_A_HOST)]
+    own = (line for line in lines if not line.startswith(_OF_A_HOST))
+    return [line for line in own if line.startswith(_COMPARED) or _REWARD.match(line)]

@@ -20,7 +20,7 @@ from rftstream.queries.state import elsewhere
 from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
-from rftstream.runs.making.elsewhere import TrainersElsewhere, check_end, check_resumed, steps_of
+from rftstream.runs.making.elsewhere import TrainersElsewhere, check_end, check_files, check_resumed, steps_of
 from rftstream.runs.manifest import make_manifest
 from tests.unit.synthetic import SyntheticLog
 
@@ -67,6 +67,23 @@ def test_what_the_newest_trainer_works_by_counts(run: OpenRun, tmp_path: Path) -
     assert found.num_steps == 3
     passed_over = steps_of(run, found.control.manifest, (), found.history.current)
     assert passed_over == 3, "a glance at a long run does not see the start of its newest trainer"
+
+
+def test_a_worker_that_scores_by_another_reward_than_the_run_is_refused(run: OpenRun, tmp_path: Path) -> None:
+    """Its share of the rollouts would have other rewards, and nobody would see why."""
+    assert check_files("verifier", run.transport, run.config, "sums") == []
+    other = config_of(tmp_path, 9, tasksets__sums__reward=[{"name": "well_formed"}], tasksets__sums__passes=3)
+    with pytest.raises(
+        ConfigError, match=r"score otherwise than the run: tasksets\.sums\.reward 'exact' -> unset; task"
+    ):
+        check_files("evaluator", run.transport, other, "sums")
+    assert check_files("explorer", run.transport, other, "sums") == [], "it scores nothing"
+    log = SyntheticLog(run.transport)
+    log.trained[3] = 3
+    log.step(3, epoch=2, resumed=True, config=loader.to_toml(other))
+    assert check_files("verifier", run.transport, other, "sums") == []
+    with pytest.raises(ConfigError, match=r"reward unset -> 'exact'"):
+        check_files("verifier", run.transport, run.config, "sums")
 
 
 def test_who_supervises_says_once_what_a_trainer_elsewhere_does_otherwise(tmp_path: Path) -> None:
