@@ -8,6 +8,7 @@ from typing import Literal
 
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
+from rftstream.queries.state.elsewhere import at_work_elsewhere
 from rftstream.runs.folder import RunFolder, candidates, names_on_log, next_folder, open_transport, shown_path
 from rftstream.service.control_view import read_control
 
@@ -33,6 +34,12 @@ def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
         case "ended":
             return folder_after(config, newest, run_dir)
     if newest.exists():
+        with closing(open_transport(config, newest)) as transport:
+            if workers := at_work_elsewhere(transport):
+                raise ConfigError(
+                    f"{shown}: this run has not ended, and may be at work elsewhere: {workers}; join it with "
+                    f"`rftstream worker`, take it over with `rftstream resume {shown}`, or start another with --run-dir"
+                )
         raise ConfigError(
             f"{shown}: this run has neither ended nor is anybody running it; go on with `rftstream resume {shown}`, "
             "or start another with --run-dir"

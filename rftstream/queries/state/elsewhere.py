@@ -97,17 +97,22 @@ def newest_signs(control: ControlView, transport: Transport) -> dict[str, float]
     return signs
 
 
-def held_elsewhere(transport: Transport) -> list[str]:
-    """Return a line, for who resumes a run, if workers that hold its single roles are or were just now at work without
-    a supervisor in this run folder; no line if there are none."""
+def at_work_elsewhere(transport: Transport) -> str:
+    """Return which workers that hold single roles of a run are or were just now at work without a supervisor in this
+    run folder; "" if there are none."""
     control = read_control(transport)
     me = socket.gethostname(), os.getpid()  # who made the run by importing records claimed its roles
     control.claims = {role: claim for role, claim in control.claims.items() if (claim.host, claim.pid) != me}
     found = None if control.finished is not None else look_elsewhere(control, transport, time.time())
-    if found is None or not (found.silent_s < STILL_AFTER_S or found.writes):
+    return found.to_text() if found is not None and (found.silent_s < STILL_AFTER_S or found.writes) else ""
+
+
+def held_elsewhere(transport: Transport) -> list[str]:
+    """Return a line, for who resumes a run, if workers are `at_work_elsewhere`; no line if there are none."""
+    if not (workers := at_work_elsewhere(transport)):
         return []
     return [
-        f"roles of this run may be at work elsewhere: {found.to_text()}; they are taken over now. Stop the "
+        f"roles of this run may be at work elsewhere: {workers}; they are taken over now. Stop the "
         "`run`, `resume` or `workers` there: it would take them back when this one ends, with its own settings"
     ]
 

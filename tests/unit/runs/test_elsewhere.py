@@ -16,6 +16,7 @@ from rftstream.contracts.control import Claim, RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch.sessions.host_workers import hold_names
+from rftstream.preflight import folder_choice
 from rftstream.queries.state import elsewhere
 from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work
 from rftstream.queries.state.status import read_status
@@ -129,6 +130,10 @@ def test_who_resumes_is_told_of_roles_that_another_host_holds(run: OpenRun) -> N
     claim("gpu-1", 2)
     (line,) = held_elsewhere(run.transport)
     assert "workers on gpu-1 (newest record 0 s ago)" in line and "Stop the `run`" in line
+    run.folder.config_file.touch()
+    with pytest.raises(ConfigError, match=r"may be at work elsewhere: workers on gpu-1 .* join it .*take it over"):
+        folder_choice.choose_folder(run.config, run.folder.path)
+    run.folder.config_file.unlink()
     claim("gpu-1", 3)
     later = time.time() + 7300
     rows = read_status(run, now=later).to_text(later).splitlines()
