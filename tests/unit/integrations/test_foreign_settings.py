@@ -498,3 +498,34 @@ def test_the_part_of_a_script_that_makes_its_rows_writes_them(tmp_path: Path) ->
     done = convert_config("trl", script)  # only a command line has that
     assert all(one.name != "write_train_data.py" for one in done.modules)
     assert any('`dataset.to_json("train_data.jsonl")` in the script does' in one for one in done.to_do)
+
+
+@each(
+    ("lines", "rate"),
+    [
+        ("if 'llama' in NAME:\n    args.learning_rate = 1.0\nelse:\n    args.learning_rate = 2.0", 2.0),
+        ("big = not NAME.startswith('x') and len(NAME) > 3", None),
+        ("big = False\nif big or NAME == 'qwen':\n    args.learning_rate = 3.0", 3.0),
+        ("if given.fast:\n    args.learning_rate = 4.0", 1e-6),
+        ("if not given.fast and 2 > 1:\n    args.learning_rate = 5.0", 5.0),
+        ("if elsewhere():\n    args.learning_rate = 6.0", None),
+        ("for one in (1, 2):\n    args.learning_rate = one", None),
+    ],
+)
+def test_a_branch_whose_condition_is_known_is_followed(lines: str, rate: float | None, tmp_path: Path) -> None:
+    head = "NAME = 'qwen'\nparser = argparse.ArgumentParser()\nparser.add_argument('--fast', action='store_true')\n"
+    more = "\nif big:\n    args.learning_rate = 9.0" if "big = not" in lines else ""
+    script = PLAIN.replace("BEFORE", f"given = parser.parse_args()\n{lines}{more}").replace("IN_FUNCTION", "pass")
+    script = head + script.replace("AFTER", "pass")
+    done = convert_config("trl", written(tmp_path, {"train.py": script, "rows.jsonl": ""})[:1])
+    assert tomllib.loads(done.run_file)["trainer"]["lr"] == (1e-6 if rate is None else rate)
+    assert any(one.startswith("learning_rate: could not be read") for one in done.to_do) is (rate is None), done.to_do
+
+
+def test_a_second_trainer_of_a_script_is_to_do(tmp_path: Path) -> None:
+    script = (
+        PLAIN.replace("BEFORE", "pass").replace("IN_FUNCTION", "pass").replace("AFTER", "SFTTrainer(model).train()")
+    )
+    done = convert_config("trl", written(tmp_path, {"train.py": script, "rows.jsonl": ""})[:1])
+    assert tomllib.loads(done.run_file)["trainer"]["algorithm"] == "grpo"
+    assert any("SFTTrainer(model)" in one for one in done.to_do)

@@ -138,8 +138,8 @@ class ScriptCode:
         """Return what binds a name, in the innermost scope that has it; nothing if a branch decides it."""
         scope: Scope | None = self._scope
         while scope is not None:
-            if bound := [one for one in scope.bound if one.name == name]:
-                return [] if any(one.in_branch for one in bound) else bound
+            if bound := scope.named(name):
+                return bound if all(one.is_known() for one in bound) else []
             scope = scope.outer
         return []
 
@@ -289,7 +289,7 @@ class FunctionReader:
         """Return a list after a call of one of its methods."""
         self._reader.read_statements.add(id(change.statement))
         call = change.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and not change.in_branch:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and change.is_known():
             method, given = call.func.attr, [ast.unparse(one) for one in call.args]
             if method == "extend" and len(given) == 1:
                 return [*listed, *self.read(call.args[0], change.scope)]
@@ -297,7 +297,7 @@ class FunctionReader:
                 return [*listed, self._function_or_text(call.args[0], change.scope)]
             if method == "insert" and given[0] == "0":
                 return [self._function_or_text(call.args[1], change.scope), *listed]
-        why = "which a branch decides" if change.in_branch else ""
+        why = "" if change.is_known() else "which a branch decides"
         return [*listed, {UNREAD: str(UnreadableExpression(call, why))}]
 
     def _looked_up(self, listed: ast.ListComp, found: ast.Subscript, scope: Scope) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -28,6 +28,10 @@ UNKNOWN = (UnreadableExpression, TypeError, ValueError, ArithmeticError, LookupE
 """Errors of evaluating an expression that has no value unless the script runs."""
 
 
+Test = tuple[ast.expr | None, bool]
+"""A condition, None for one of a loop or a `try`, and whether it holds in the branch."""
+
+
 class Binding(NamedTuple):
     """A name with the node of its value, the statement that binds it, and the scope in which the value is evaluated."""
 
@@ -35,52 +39,78 @@ class Binding(NamedTuple):
     value: ast.AST
     statement: ast.stmt | ast.expr
     scope: Scope
-    in_branch: bool = False
+    tests: tuple[Test, ...] = ()
+    """Conditions of the branches that it is in."""
+
+    def is_known(self) -> bool | None:
+        """Return whether the script gets there; None if only its run decides it."""
+        try:
+            return all(self.scope.holds(test) is wanted for test, wanted in self.tests)
+        except UNKNOWN:
+            return None
 
 
 class Scope:
     """Names bound in a module or function, in order. A function's names hide those of the scope around it."""
 
-    def __init__(self, outer: Scope | None = None) -> None:
+    def __init__(self, outer: Scope | None = None, decide: Callable[[ast.expr, Scope], bool] | None = None) -> None:
+        """`decide`: whether a condition holds; UnreadableExpression if only the script's run decides it."""
         self.outer = outer
+        self._decide: Callable[[ast.expr, Scope], bool] | None = decide or (outer._decide if outer else None)
         self.bound: list[Binding] = []
         self.changed: list[Binding] = []
         """Calls of methods on names, `rewards.append(one)`: the name, and the call as its value."""
 
-    def add(self, body: list[ast.stmt], in_branch: bool = False) -> Scope:
-        """Add the names that statements bind."""
+    def holds(self, test: ast.expr | None) -> bool:
+        """Return whether a condition holds. UnreadableExpression if only the script's run decides it."""
+        if test is None or self._decide is None:
+            raise UnreadableExpression(test or ast.Constant(None))
+        return self._decide(test, self)
+
+    def named(self, name: str) -> list[Binding]:
+        """Return what binds a name, in order, without what is in a branch that is not taken."""
+        return [one for one in self.bound if one.name == name and one.is_known() is not False]
+
+    def add(self, body: list[ast.stmt], tests: tuple[Test, ...] = ()) -> Scope:
+        """Add the names that statements bind. `tests`: the conditions under which these run."""
         for node in body:
             if isinstance(node, ast.Assign):
                 pairs = [pair for one in node.targets for pair in _targets(one, node.value)]
-                self.bound += [Binding(name, value, node, self, in_branch) for name, value in pairs]
+                self.bound += [Binding(name, value, node, self, tests) for name, value in pairs]
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                self.bound.append(Binding(ast.unparse(node.target), node.value, node, self, in_branch))
+                self.bound.append(Binding(ast.unparse(node.target), node.value, node, self, tests))
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 before = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
                 value = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
-                self.bound.append(Binding(node.target.id, value, node, self, in_branch))
+                self.bound.append(Binding(node.target.id, value, node, self, tests))
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 if isinstance(function := node.value.func, ast.Attribute):
-                    self.changed.append(Binding(ast.unparse(function.value), node.value, node, self, in_branch))
+                    self.changed.append(Binding(ast.unparse(function.value), node.value, node, self, tests))
             elif isinstance(node, DEFINITIONS):
-                self.bound.append(Binding(node.name, node, node, self, in_branch))
+                self.bound.append(Binding(node.name, node, node, self, tests))
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [alias.asname or alias.name.partition(".")[0] for alias in node.names]
                 self.bound += [Binding(name, node, node, self) for name in names]
             elif isinstance(node, BRANCHES):
-                is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-                self.add(node.body, in_branch or not (is_main or isinstance(node, ast.With)))
-                handlers = [one.body for one in getattr(node, "handlers", ())]
-                for other in (getattr(node, "orelse", []), *handlers, getattr(node, "finalbody", [])):
-                    self.add(other, True)
+                self._add_branches(node, tests)
         return self
+
+    def _add_branches(self, node: ast.stmt, tests: tuple[Test, ...]) -> None:
+        is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        test = node.test if isinstance(node, ast.If) and not is_main else None
+        always = is_main or isinstance(node, ast.With)
+        self.add(getattr(node, "body", []), tests if always else (*tests, (test, True)))
+        handlers = [one.body for one in getattr(node, "handlers", ())]
+        for other in (getattr(node, "orelse", []), *handlers, getattr(node, "finalbody", [])):
+            self.add(other, (*tests, (test, False)))
 
     def find(self, name: ast.Name) -> tuple[ast.AST, Scope]:
         """Return the node that a name stands for at the place of its use, and the scope in which to evaluate the
         node."""
         found = [one for one in self.bound if one.name == name.id]
         before = [one for one in found if one.scope is not self or (one.statement.end_lineno or 0) < name.lineno]
-        if before and not before[-1].in_branch:
+        before = [one for one in before if one.is_known() is not False]
+        if before and before[-1].is_known():
             return before[-1].value, before[-1].scope
         if before or self.outer is None:
             raise UnreadableExpression(name, "which is bound in a branch" if before else "")
@@ -101,12 +131,12 @@ class Scope:
         lines = [one.statement.lineno for one in owner.bound if one.name == node.id and one.statement.lineno < end]
         start = max(lines, default=0)
         own = [one for one in owner.changed if one.name == node.id and start < one.statement.lineno < end]
-        return [*around.changes(value), *own]
+        return [*around.changes(value), *(one for one in own if one.is_known() is not False)]
 
     def seen_from_inside(self, name: ast.Name) -> tuple[ast.AST, Scope]:
         """Return the value of a name of this scope as a function sees it, which may be called later."""
-        found = [one for one in self.bound if one.name == name.id]
-        if found and not found[-1].in_branch:
+        found = self.named(name.id)
+        if found and found[-1].is_known():
             return found[-1].value, found[-1].scope
         if found or self.outer is None:
             raise UnreadableExpression(name, "which is bound in a branch" if found else "")

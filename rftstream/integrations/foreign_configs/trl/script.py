@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,11 @@ ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_
 PARSED_DEFAULTS = {"dataset_train_split": "train", "dataset_test_split": "test", "eval_strategy": "no"}
 """Defaults of TRL's command line that scripts read."""
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
-COMPARED: dict[type[ast.cmpop], bool] = {ast.Eq: True, ast.Is: True, ast.NotEq: False, ast.IsNot: False}
+COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne,
+    ast.In: lambda one, all_: one in all_, ast.NotIn: lambda one, all_: one not in all_,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 CASTS = {"int": int, "float": float, "str": str}
 HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
 ARGUMENTS = ("Config", "Arguments")
@@ -85,7 +90,7 @@ class ScriptReader:
         if self._parsed and self._parsed["eval_strategy"] is False:  # YAML's no
             self._parsed["eval_strategy"] = "no"
         self._known = known
-        self.scope = Scope().add(self._tree.body)
+        self.scope = Scope(decide=self.holds).add(self._tree.body)
         self.read_statements: set[int] = set()
         """Ids of statements, beside those that bind a name, that a rule has read."""
         self._environment: dict[str, Any] = {}
@@ -154,7 +159,8 @@ class ScriptReader:
         for name in (one for one in ("train_dataset", "eval_dataset") if one in given):
             file = f"{name.removesuffix('set')}.jsonl"
             script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, given[name], file)
-        left = unread_statements(bodies, call, functions, self.read_statements)
+        left: list[ast.AST] = [*unread_statements(bodies, call, functions, self.read_statements)]
+        left += [one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one)]
         script.unread_statements = [str(UnreadableExpression(one)) for one in [*own, *left]]
         return script
 
@@ -177,6 +183,9 @@ class ScriptReader:
             near = ELSEWHERE[other.removesuffix("Trainer")]
             raise ConfigError(f"{self._path}: {other} has no counterpart here: {near}; what is converted is {known}")
         raise ConfigError(f"{self._path}: no trainer in it that has a counterpart here; expected one of {known}")
+
+    def _is_trainer(self, call: ast.Call) -> bool:
+        return self._kind(last_name(call.func)) is not None
 
     def _kind(self, name: str) -> str | None:
         """Return the kind of trainer of a class: TRL's, or one that the script derives from it."""
@@ -208,7 +217,12 @@ class ScriptReader:
         """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], tuple(COMPARED)):
             left, right = self.value(test.left, scope), self.value(test.comparators[0], scope)
-            return bool((left == right) is COMPARED[type(test.ops[0])])
+            return bool(COMPARED[type(test.ops[0])](left, right))
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return not self.holds(test.operand, scope)
+        if isinstance(test, ast.BoolOp):
+            found = (self.holds(one, scope) for one in test.values)
+            return all(found) if isinstance(test.op, ast.And) else any(found)
         return bool(self.value(test, scope))
 
     # ------------------------------------------------------------------------------------------ values
@@ -290,9 +304,11 @@ class ScriptReader:
                 if taken := [one for one in flags if one in self._given]:
                     self._arguments_taken.update(taken)
                     return self._given[taken[0]]
-                default = next((one.value for one in call.keywords if one.arg == "default"), None)
-                if default is not None:
-                    return self.value(default, scope)
+                said = {one.arg: one.value for one in call.keywords}
+                if "default" in said:
+                    return self.value(said["default"], scope)
+                if "action" in said and (action := str(self.value(said["action"], scope))).startswith("store_"):
+                    return {"store_true": False, "store_false": True}[action]
         raise UnreadableExpression(node)
 
     # ------------------------------------------------------------------------------- arguments of a trainer
@@ -330,9 +346,9 @@ class ScriptReader:
         for one in around.bound if changed is not None else ():
             if match := changed.fullmatch(one.name) if changed else None:
                 self.read_statements.add(id(one.statement))
-                if one.in_branch:
+                if (is_known := one.is_known()) is None:
                     script.unreadable[match[1]] = str(UnreadableExpression(one.value, "which is set in a branch"))
-                else:
+                elif is_known:
                     found[match[1]] = self.value(one.value, around)
         return found
 
