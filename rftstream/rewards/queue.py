@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rftstream.error_kinds import last_line
-from rftstream.rewards.away import pause_s
+from rftstream.rewards.away import SUMMARY_S, Absences, pause_s
 from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.breaker import FINAL_REASONS, HUNG_IN_A_ROW, SLOW_SHARE, Breaker, is_slow
 from rftstream.rewards.frames import ScoreItem, ScoreOutcome
@@ -95,6 +95,7 @@ class ScoringQueue:
         self._breakers: dict[str, Breaker] = {}
         self._probe_at: dict[str, float] = {}
         """Name of a reward whose service is away -> when it is asked again."""
+        self._absences: dict[str, Absences] = {}
         self._next_number = 0
 
     @property
@@ -116,6 +117,16 @@ class ScoringQueue:
     def prepare(self, *, ready: bool = True) -> None:
         """Let a probe begin if a reward is suspected, and reply to requests that waited too long for a probe. Time in
         which no child is `ready` to begin does not count, since one that replaces another may load a model first."""
+        for reward, absences in self._absences.items():
+            if (summary := absences.take_summary(self._now())) is not None:
+                logger.warning(
+                    "%s: in the last %g s its service refused or was away %d more times, for %.1f s together, while "
+                    "others waited (last: %s); ask it less at once (max_concurrent, verifier.processes)",
+                    self._name(reward),
+                    SUMMARY_S,
+                    *summary,
+                    self._breakers[reward].detail,
+                )
         for reward, held in self._held.items():
             for pending in held if not ready else ():
                 pending.held_at = self._now()
@@ -248,7 +259,9 @@ class ScoringQueue:
         if away and breaker.num_hung > num_hung:
             wait_s = pause_s(breaker.num_hung)
             self._probe_at[reward] = self._now() + wait_s
-            logger.warning(
+            is_said = self._absences.setdefault(reward, Absences()).failed(self._now(), breaker.num_hung)
+            logger.log(
+                logging.WARNING if is_said else logging.DEBUG,
                 "%s: its service is away (%s): it is asked again in %g s, and the others wait",
                 self._name(reward),
                 breaker.detail,
@@ -273,7 +286,9 @@ class ScoringQueue:
         breaker = self._breakers.get(reward)
         if breaker is None or breaker.closed:
             return
-        if self._probe_at.pop(reward, None) is not None or breaker.given_up:
+        was_away = self._probe_at.pop(reward, None) is not None
+        is_said = reward in self._absences and was_away and self._absences[reward].ended(self._now())
+        if is_said or breaker.given_up:
             logger.warning("%s: it came back; all rollouts are tried again", self._name(reward))
         breaker.came_back()
         self.waiting.extend(self._held[reward])

@@ -42,7 +42,7 @@ BUDGETS = {
     "preflight": 4_450,
     "queries": 14_300,
     "replay": 900,
-    "rewards": 8_450,
+    "rewards": 8_500,
     "roles": 10_550,
     "runs": 2_750,
     "sandbox": 2_700,

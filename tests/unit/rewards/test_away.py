@@ -77,6 +77,39 @@ def test_an_absence_loses_nothing(
     assert "it came back" in said[-1]
 
 
+def test_refusals_now_and_then_are_said_once_and_then_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each batch the first answer is refused."""
+    caplog.set_level(logging.WARNING)
+    clock, refused = ManualClock(100.0), set[str]()
+
+    class TooMany(Exception):
+        status = 429
+
+    def ask(completion: str) -> float:
+        if completion not in refused and int(completion) % 2:
+            refused.add(completion)
+            raise TooMany("429 Too Many Requests")
+        return 1.0
+
+    module = ModuleType("asking_rewards")
+    module.__dict__["score"] = lambda completion: ask(completion)
+    monkeypatch.setitem(sys.modules, "asking_rewards", module)
+    scorer = InlineScorer(config_of("asking_rewards:score", tmp_path), clock=clock)
+    for batch in range(NUM):
+        for number in (2 * batch + 1, 2 * batch):
+            scorer.submit(request(str(number), str(number)))
+        while scorer.num_active:
+            assert all(reply.score for reply in scorer.poll(1.0))
+        clock.advance(4.0)
+    said = [record.getMessage().partition(": ")[2] for record in caplog.records]
+    assert [line[:12] for line in said] == ["its service ", "it came back", *["in the last "] * (len(said) - 2)], said
+    assert len(said) - 2 == (clock.now() - 100.0) // 60.0
+    counts = [int(line.split(" more times, for ")[0].split()[-1]) for line in said[2:]]
+    assert NUM - 15 < sum(counts) < NUM and "429 Too Many" in said[-1]
+
+
 def test_one_that_stays_away_is_given_up_and_never_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(100.0)
 
