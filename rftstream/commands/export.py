@@ -41,7 +41,12 @@ from rftstream.errors import ConfigError
 @click.option("--tool", default="", help="Only rollouts that called this tool; any: some tool.")
 @click.option("--text", default="", help="Text that the completion has.")
 @click.option("--tag", default="", help="Only rollouts, or groups, that somebody tagged so in the studio.")
-@click.option("--scorer", default="", metavar="VERSION", help="Only of this reward: newest, or its digest's beginning.")
+@click.option(
+    "--scorer",
+    default="",
+    metavar="VERSION",
+    help="Only of this reward, and of people: newest, or its digest's beginning.",
+)
 @click.option("--best", type=click.IntRange(1), metavar="N", help="Only the N best of each group.")
 @click.option("--margin", type=float, metavar="R", help="Least distance of the two rewards of a pair.")
 @click.option("--again", metavar="DIGEST", help="The same data set as before: its digest, or its folder.")

@@ -33,6 +33,11 @@ def scorer_of(verified: VerifiedRollout) -> str | None:
     return None if verdict is None else verdict.scored_by
 
 
+def by_people(scorer: str) -> bool:
+    """Return whether people alone gave the verdict: they are no version of the reward."""
+    return scorer.partition(" ")[0] == PEOPLE
+
+
 def scorers_of_row(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield taskset and scorer of each rollout of a row of a data set."""
     named = row.get("extra", row)  # where a trajectory has them
@@ -43,7 +48,8 @@ def scorers_of_row(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def is_mixed(scored: Scored) -> bool:
     """Return whether rollouts of one taskset were scored by several versions."""
-    return len({taskset for taskset, _ in scored}) < len(scored)
+    versions = [taskset for taskset, scorer in scored if not by_people(scorer)]
+    return len(set(versions)) < len(versions)
 
 
 def rollouts_by_scorer(scored: Scored) -> dict[str, int]:
@@ -83,10 +89,14 @@ def newest_scorers(run: OpenRun, every: Mapping[str, Any], through: Sequence[int
     sequences, offsets = every["sequence"], offsets_of(every)
     counts = (offsets >= 0) & (every["unscored"].codes < 0) & (offsets < np.asarray(through)[sequences % len(through)])
     codes = every["taskset"].codes
-    places = [np.flatnonzero(counts & (codes == code)) for code in np.unique(codes[counts])]
-    newest = np.asarray([one[np.argmax(every["verified_at"][one])] for one in places], dtype=np.int64)
-    names = (every["taskset"].words[code] for code in codes[newest])
-    return dict(zip(names, scorers_at(run, sequences[newest], offsets[newest]), strict=True))
+    newest = {}
+    for code in np.unique(codes[counts]).tolist():
+        places = np.flatnonzero(counts & (codes == code))
+        places = places[np.argsort(-every["verified_at"][places], kind="stable")]
+        batches = (places[begin : begin + BODIES_AT_ONCE] for begin in range(0, len(places), BODIES_AT_ONCE))
+        found = (one for some in batches for one in scorers_at(run, sequences[some], offsets[some]))
+        newest[every["taskset"].words[code]] = next((one for one in found if one and not by_people(one)), "")
+    return newest
 
 
 def offsets_of(columns: Mapping[str, Any]) -> Offsets:
@@ -98,17 +108,20 @@ def offsets_of(columns: Mapping[str, Any]) -> Offsets:
 def only_scored_by(
     run: OpenRun, wanted: str, columns: Mapping[str, Any], newest: Mapping[str, str]
 ) -> npt.NDArray[np.bool_]:
-    """Return for each rollout whether this version scored it: NEWEST, or the beginning of its digest or name.
-    ConfigError names the versions if none begins so."""
+    """Return for each rollout whether this version scored it, or people alone: NEWEST, or the beginning of its digest
+    or name. ConfigError names the versions if none begins so."""
     found_N = scorers_at(run, columns["sequence"], offsets_of(columns))
     if wanted == NEWEST:
         tasksets = columns["taskset"]
-        return np.asarray(
-            [one == newest.get(tasksets.words[code]) for one, code in zip(found_N, tasksets.codes, strict=True)]
-        )
-    keep_N = np.asarray([_begins(wanted, one) for one in found_N])
-    if not keep_N.any():
-        raise _unknown(wanted, found_N)
+        of_N = [
+            bool(one) and one == newest.get(tasksets.words[code])
+            for one, code in zip(found_N, tasksets.codes, strict=True)
+        ]
+    else:
+        of_N = [_begins(wanted, one) for one in found_N]
+        if not any(of_N):
+            raise _unknown(wanted, found_N)
+    keep_N: npt.NDArray[np.bool_] = np.asarray(of_N, dtype=bool) | np.asarray([by_people(one) for one in found_N], bool)
     return keep_N
 
 

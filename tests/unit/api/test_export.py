@@ -20,7 +20,7 @@ from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
-from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.contracts.verdicts import PEOPLE, Verdict, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.rows import DemonstrationColumns
 from rftstream.errors import ConfigError
@@ -308,18 +308,22 @@ def test_a_folder_that_is_there_is_not_written_over(run: Run, tmp_path: Path) ->
 # --------------------------------------------------------------------------------------------- a run in a folder
 
 
-def scored_anew(record: Record, since: float) -> bytes:
-    """The record's body; verdicts and steps from a time on have another version of the reward."""
+def scored_anew(record: Record, since: float, judged: float) -> bytes:
+    """The record's body; verdicts and steps from a time on have another version of the reward, or people's verdicts."""
+    if record.topic == "verified" and record.timestamp_s >= judged:
+        since = judged
     match codec.from_record(record) if record.topic in ("verified", "steps") and record.timestamp_s >= since else None:
         case VerifiedRollout(verdict=Verdict() as verdict) as message:
-            return codec.encode(replace(message, verdict=replace(verdict, scorer_version="mended")))
+            by = {"scorer": PEOPLE} if record.timestamp_s >= judged else {"scorer_version": "mended"}
+            return codec.encode(replace(message, verdict=replace(verdict, **by)))  # type: ignore[arg-type]
         case StepRecord() as step:
             return codec.encode(replace(step, scorers={name: f"{one} mended" for name, one in step.scorers.items()}))
     return record.value
 
 
-def on_disk(run: Run, folder: Path, since: float = float("inf")) -> Path:
-    """The run's log in a run folder. `since`: the time at which its reward was changed."""
+def on_disk(run: Run, folder: Path, since: float = float("inf"), judged: float = float("inf")) -> Path:
+    """The run's log in a run folder. `since`: the time at which its reward was changed; `judged`: from which on people
+    alone gave the verdicts."""
     opened, made = run._index.run, RunFolder(folder)
     made.path.mkdir(parents=True)
     transport = EmbeddedTransport(made.log)
@@ -330,7 +334,10 @@ def on_disk(run: Run, folder: Path, since: float = float("inf")) -> Path:
         records = list(Log(opened.transport).read(topic))
         records = [one for one in records if one.header("contract") != b"dataset_exported"]
         producer.commit(
-            [NewRecord(one.topic, one.partition, one.key, scored_anew(one, since), one.headers) for one in records]
+            [
+                NewRecord(one.topic, one.partition, one.key, scored_anew(one, since, judged), one.headers)
+                for one in records
+            ]
         )
     producer.close()
     transport.close()
@@ -350,6 +357,11 @@ def test_rewards_of_two_versions_are_told_apart(run: Run, tmp_path: Path) -> Non
         scorers = [row["extra"]["scorer"] for row in rows_in(tmp_path / wanted)]
         assert {name.split()[1] for name in scorers} == {kept}, said
         assert f"scored: {len(scorers):,} by " in said and "changed" not in said.split("scored:")[1]
+    judged = on_disk(run, tmp_path / "judged", since=times[len(times) // 2], judged=times[-3])
+    call("export", judged, tmp_path / "kept", "--as", "atif", "--scorer", "newest")
+    assert {row["extra"]["scorer"].split()[0] for row in rows_in(tmp_path / "kept")} == {old.split()[0], PEOPLE}
+    alone = called("export", on_disk(run, tmp_path / "alone", judged=times[-3]), tmp_path / "one", "--as", "atif")
+    assert (len(alone["scored_by"]), alone["is_mixed"]) == (2, False), "people are no version of the reward"
     assert "do not compare" in (tmp_path / "both" / "README.md").read_text()
     (line,) = called("status", changed)["reward_changes"]
     assert re.match(rf"sums: {re.escape(old)} -> .* mended since version [1-3];", line)
