@@ -164,6 +164,8 @@ def test_a_page_says_how_far_it_is_behind_a_run_that_goes_on(tmp_path: Path) -> 
         watched.follow_once()
         assert " behind: " not in browser.get("/runs/demo").text
         watched.snapshot = replace(watched.snapshot, read_at=watched.snapshot.read_at - 50)  # a look that takes long
+        watched.snapshot = replace(watched.snapshot, share_read=0.997)  # as nearly always while it goes on
+        assert "reading the log" not in browser.get("/runs/demo?uncached=1").text
         since = datetime.fromtimestamp(watched.snapshot.read_at, UTC)
         said = f"<b>as of {since:%H:%M:%S} UTC</b>"
         assert said in browser.get("/runs/demo").text
@@ -175,9 +177,11 @@ def test_a_page_says_how_far_it_is_behind_a_run_that_goes_on(tmp_path: Path) -> 
         watched.snapshot = replace(watched.snapshot, read_at=watched.snapshot.read_at - 50)
         text = browser.get("/runs/demo").text
         assert " behind: " in text and ">stopped</p>" in text
+        watched.snapshot = replace(watched.snapshot, share_read=0.997)
+        assert "<b>reading the log</b>" in browser.get("/runs/demo?uncached=2").text
         watched.follow_once()
         watched.snapshot = replace(watched.snapshot, read_at=watched.snapshot.read_at - 50)
-        assert " behind: " not in browser.get("/runs/demo?").text
+        assert " behind: " not in browser.get("/runs/demo?uncached=3").text
     watched.stop()
 
 
