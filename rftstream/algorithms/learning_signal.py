@@ -83,7 +83,9 @@ def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
         causes.append("all is solved, and the tasks are too easy by now")
         causes.append("the reward does not look at the completion")
     else:
-        found = f"every reward is {reward:.4g}"
+        parts = {name.partition("/")[2]: mean for name, mean in values.items() if name.startswith("part/")}
+        by = f" ({', '.join(f'{name} {mean:.4g}' for name, mean in parts.items())})" if len(parts) > 1 else ""
+        found = f"every reward is {reward:.4g}{by}"
         causes.append("the reward does not look at the completion")
     if (cut := values.get("truncated_share", 0.0)) >= MANY_CUT:
         at = 0 if not _is_flat(values) else 1

@@ -52,9 +52,9 @@ def number(value: float | None, digits: int = 3) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    if abs(value) >= 1000:
+    if 1000 <= abs(value) < 1e15:
         return f"{value:,.0f}"
-    if abs(value) >= 0.001:
+    if 0.001 <= abs(value) < 1000:
         return f"{value:.{digits}f}"
     return f"{value:.1e}"
 

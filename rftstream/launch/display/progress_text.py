@@ -27,7 +27,8 @@ def status_line(watch: Watch) -> str:
     curve, steps = watch.observer.curve, watch.steps
     parts = [f"step {curve.version}" + (f"/{steps}" if steps else "")]
     if curve.last is None:
-        if watch.num_decided > MANY_BATCHES * watch.config.feeder.groups_per_batch:
+        imported = watch.config.run.imported_from is not None  # such a run decides about all groups at once
+        if watch.num_decided > MANY_BATCHES * watch.config.feeder.groups_per_batch and not imported:
             parts.append(f"some {watch.num_decided:,} groups decided and none trained yet")
             return watch.named(f"{'  '.join(parts)}: `rftstream status RUN` says what is filtered")
         waiting = [f"{phase.name} {phase.text}" for phase in phases_of(watch) if phase.name != "training"]

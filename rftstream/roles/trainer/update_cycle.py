@@ -269,10 +269,16 @@ class MismatchWatch:
         self._warns_above = max(2 * found, self._warns_above)
 
 
+FOR_OLD_ROLLOUTS = ("topr", "asymre")
+"""Algorithms that learn from what another policy sampled."""
+
+
 def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Sequence[Experience]) -> str:
     """Return the likeliest cause. Certain causes come before possible ones."""
     if config.run.imported_from is not None:
-        return "the rollouts are another run's; of the algorithms topr and asymre are made for that"
+        if (name := config.trainer.algorithm) in FOR_OLD_ROLLOUTS:
+            return f"the rollouts are another run's, which {name} is made for: all is as it should be"
+        return f"the rollouts are another run's; of the algorithms {' and '.join(FOR_OLD_ROLLOUTS)} are made for that"
     policy = config.explorer.policy
     if not registry.find_spec(PolicySpec, policy).takes_weights and server_update(config, policy) is None:
         return f"explorer.policy {policy!r} samples by the server's own weights, not by those that are trained"

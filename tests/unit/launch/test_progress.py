@@ -280,6 +280,8 @@ def test_groups_that_are_filtered_before_the_first_step_are_said(scene: Scene) -
         scene.watch.look()
     said = f"step 0/10  some {many:,} groups decided and none trained yet: `rftstream status "
     assert status_line(scene.watch).startswith(said)
+    scene.watch.config = small_run(run={"name": "demo", "steps": 10, "imported_from": "/runs/a"})
+    assert "decided" not in status_line(scene.watch), "it decides about all that it took over before it trains"
 
 
 def test_steps_without_signal_are_said(scene: Scene) -> None:

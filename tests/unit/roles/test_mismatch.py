@@ -37,6 +37,8 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
 
 @each(("settings", "values", "sampling", "says"), [
     ({"run__imported_from": "/runs/a"}, {}, {"top_p": 0.5}, "the rollouts are another run's"),
+    ({"run__imported_from": "/runs/a"}, {}, {}, "; of the algorithms topr and asymre are made for that"),
+    ({"run__imported_from": "/runs/a", "trainer__algorithm": "topr"}, {}, {}, "which topr is made for"),
     ({"explorer__policy": "openai"}, {}, {}, "by the server's own weights"),
     ({"explorer__policy": "openai", "policies__openai": {"update": "vllm"}}, {"staleness_mean": 2.0}, {}, "2 versions"),
     ({"trainer__masks": "own"}, {"staleness_mean": 3.0}, {"top_p": 0.9, "min_tokens": 2},
