@@ -16,7 +16,7 @@ QUICK_TESTS = $(BIN)/python -m pytest -q -m "not slow and not broker" \
   tests/docs tests/unit/test_layers.py tests/unit/test_docstrings.py
 
 .NOTPARALLEL:  # two targets would make .venv at once
-.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm gpu histories simulate fmt generated lint types check ready docs bench curves faults hosts containers kubernetes soak constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm gpu histories simulate fmt generated lint types check ready docs bench curves faults hosts containers kubernetes soak constraints clean moved
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,5 +119,7 @@ clean:  ## remove .venv, caches and build output; runs stay
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json scale.json faults.json hosts.json soak.json soak.png ./*.egg-info
 	find rftstream workers schemas tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.user .venv/.checks .venv/.developer: pyproject.toml constraints.txt scripts/setup scripts/system-packages
+.venv/.user .venv/.checks .venv/.developer: pyproject.toml constraints.txt scripts/setup scripts/system-packages $(shell scripts/setup moved)
 	@scripts/setup $(@:.venv/.%=%)
+
+moved: ;

@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -204,3 +205,24 @@ def test_the_workflow_pins_actions_and_gives_few_rights() -> None:
             assert "@v" in step.get("uses", "@v"), step
             assert not any("secrets." in str(command) for command in [step.get("run", "")]), "not on a command line"
     assert targets == {"roles", "cpu", "gpu"}
+
+
+def test_a_checkout_that_was_moved_or_copied_is_set_up_anew(tmp_path: Path) -> None:
+    """The commands in its .venv are those of the place where it was, or none at all, and `make setup` said "ready"."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / ".venv" / "bin").mkdir(parents=True)
+    for name in ("Makefile", "scripts/setup", "scripts/system-packages", "pyproject.toml", "constraints.txt"):
+        (here / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, here / name)
+    (here / ".venv" / "bin" / "rftstream").write_text(f"#!{here}/.venv/bin/python\n")
+    (here / ".venv" / ".user").touch()
+
+    def plan(place: Path) -> str:
+        return subprocess.run(["make", "-n", "setup"], cwd=place, capture_output=True, text=True, check=True).stdout
+
+    assert "scripts/setup" not in plan(here)
+    shutil.copytree(here, there)
+    assert plan(there).startswith("scripts/setup user\n")
+    shutil.rmtree(here)
+    there.rename(here)
+    assert "scripts/setup" not in plan(here)
