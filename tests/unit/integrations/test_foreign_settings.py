@@ -435,6 +435,7 @@ USER = 'return {"prompt": [{"role": "user", "content": CONTENT}], "answer": row[
          {"options": {"size": 5, "shuffle_seed": 3}}),
         (USER.replace("CONTENT", "row['q']"), ".select(range(9)).shuffle(seed=3)", {"options": {"size": 9}}),
         ("if len(row['q']) > 3:\n        row['q'] = 'long'\n    " + USER.replace("CONTENT", "row['q']"), "", None),
+        ("changed(row)\n    " + USER.replace("CONTENT", "row['q']"), "", None),
         ("row['q'] += sign\n    " + USER.replace("CONTENT", "row['q']"), "", {"options": {"template": "{q}!"}}),
         ("said = []\n    said.append(dict(role='user', content=row['q']))\n    "
          "return dict(prompt=said, answer=cut(row['a']))", "",

@@ -212,8 +212,8 @@ class _Frame:
             self._names[name] = Listed((*held.elements, given[0]))
         elif isinstance(held, Row) and method == "update" and isinstance(given[0], Row):
             self._names[name] = held.merged(given[0].columns)
-        elif held is not None:
-            self._names[name] = Unproven(_line(node))
+        elif method != "print":
+            self._forget(node, _line(node))
 
     def _blur(self, node: ast.stmt) -> None:
         """Forget what a statement may change. UnreadableExpression if it may return, too."""
@@ -224,8 +224,15 @@ class _Frame:
                 self._names[one.id] = Unproven(_line(node))
             elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
                 self._assign(one, Unproven(_line(node)))
-            elif isinstance(one, ast.Call) and (name := _owner(one)) in self._names:
-                self._names[name] = Unproven(_line(node))
+            elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
+                self._forget(one.value, _line(node))
+
+    def _forget(self, call: ast.Call, line: str) -> None:
+        """Forget the values that a call may change: that whose method it is, and those that it gets."""
+        given = [one.id for one in call.args if isinstance(one, ast.Name)]
+        for name in [_owner(call), *given]:
+            if name in self._names:
+                self._names[name] = Unproven(line)
 
     # ------------------------------------------------------------------------------------ expressions
 
@@ -367,8 +374,11 @@ class _Frame:
         given = {**dict(zip(names, node.args, strict=False)), **{str(one.arg): one.value for one in node.keywords}}
         if len(node.args) > len(names) or any(name not in names for name in given):
             raise UnreadableExpression(node)
-        inner = _Frame(self._reader, function, scope, {name: self._proven(one) for name, one in given.items()})
-        if (made := inner.returned()) is None or isinstance(made, Unproven):
+        values = {name: self._proven(one) for name, one in given.items()}
+        inner = _Frame(self._reader, function, scope, dict(values))
+        made = inner.returned()
+        is_changed = any(isinstance(one, (Row, Listed)) and inner._names[name] != one for name, one in values.items())
+        if made is None or isinstance(made, Unproven) or (is_changed and made != inner._names.get(names[0])):
             raise UnreadableExpression(node)
         return made
 
