@@ -206,6 +206,14 @@ class ErrorKind:
     count: int
 
 
+def count_put_back(catalog: CatalogReader, moment: Moment) -> int:
+    """Count the dead groups that were put back: each as one group that is no first attempt."""
+    row = catalog.row(
+        "SELECT count(*) AS groups FROM groups WHERE group_id NOT LIKE '%/0' AND admitted_at <= ?", (moment.at_s,)
+    )
+    return 0 if row is None else int(row["groups"])
+
+
 def count_letters(catalog: CatalogReader, moment: Moment) -> list[ErrorKind]:
     """Count dead letters by reason and kind of error, the most frequent first."""
     rows = catalog.rows(

@@ -132,7 +132,7 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
     if (row := dict(filtered_rows(status.groups, status.filtered))).get("look at"):
         text = f"{row['filtered']}; {row['look at']}"
         found.append(Trouble(title="much is filtered", text=text, severe=False, page="groups"))
-    if letters := sum(status.dead_letters.values()):
+    if (letters := sum(status.dead_letters.values())) and not status.all_put_back:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
         error = f"; most of them: {status.dead_errors[0].error}" if status.dead_errors else ""
         found.append(Trouble(title=plural(letters, "dead letter"), text=reasons + error, severe=False, page="dead"))

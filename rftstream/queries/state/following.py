@@ -16,7 +16,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.queries.audits.balance import Balance
 from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
-from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters, oldest_open
+from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters, count_put_back, oldest_open
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
@@ -193,6 +193,7 @@ class RunFollower:
             dead_letters=dict(dead.most_common()),
             dead_errors=tuple(kind for kind in kinds if kind.error)[:NUM_DEAD_ERRORS],
             operators=self._operators[1],
+            all_put_back=bool(results["dead"]) and count_put_back(catalog, moment) >= results["dead"],
             failing=self._find_failing(),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -12,18 +13,22 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.contracts.control import RunFinished
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.ids import next_attempt
+from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.queries.audits.rows import Mark, NewRecords
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.state import following
+from rftstream.queries.state.flow_map import what_is_wrong
 from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun
 from rftstream.transport.base import TopicSettings
 from rftstream.transport.memory.transport import MemoryLog
-from tests.unit.synthetic import SyntheticLog
+from tests.unit.synthetic import SyntheticLog, task
 
 CONFIG = {
     "run": {"name": "demo", "steps": 8},
@@ -80,6 +85,33 @@ def test_who_needs_all_counts_waits_for_the_process_that_counts(
     assert counts is not None and counts.rollouts.admitted > 0
     follower.close()
     studio.close()
+
+
+def test_dead_letters_are_nothing_wrong_once_all_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    memory = MemoryRun(loader.from_dict(CONFIG), folder=tmp_path)
+    memory.put_manifest()
+    log = SyntheticLog(memory.transport(), partitions=4)
+    log.flow(0, 1)
+    for sequence in (0, 1):
+        log.decide(sequence, GroupResult.dead)
+    log.put("dead", DeadLetter(
+        topic="rollouts", partition=0, offset=0, key=b"k", value=b"v", headers=(), role="verifier", reason="error",
+        detail="no", tries=3,
+    ))  # fmt: skip
+    follower, told = RunFollower(OpenRun(memory.folder, memory.config, memory.transport("studio"))), list[bool]()
+    for sequence in (0, 1):
+        told.append("1 dead letter" in [one.title for one in what_is_wrong(follower.look().status, now=0.0)])
+        again = [
+            replace(one, group_id=next_attempt(one.group_id), rollout_id=f"{next_attempt(one.group_id)}/{one.sibling}",
+                    sequence=2 + sequence)
+            for one in log.siblings(sequence)
+        ]  # fmt: skip
+        log.put("tasks", *map(task, again))
+    last = follower.look().status
+    follower.close()
+    assert told == [True, True] and last.dead_letters == {"error": 1}
+    assert "1 dead letter" not in [one.title for one in what_is_wrong(last, now=0.0)]
 
 
 @pytest.mark.parametrize("seed", range(8))
