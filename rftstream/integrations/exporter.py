@@ -32,7 +32,8 @@ class FollowedRun:
 
     def __init__(self, name: str, open_it: Callable[[], OpenRun], *, every_s: float, health: Health) -> None:
         self.name = name
-        self.figures: Figures = unreadable()
+        self.figures: Figures = {}
+        """Nothing before the first look, which may take minutes: it reads the whole log."""
         self._open, self._every_s, self._health = open_it, every_s, health
         self._stopped = threading.Event()
         self._follower: RunFollower | None = None

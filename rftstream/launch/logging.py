@@ -75,8 +75,8 @@ def setup(
     file: Path | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Send the logs of this process to a file and to a stream (stderr). A second call replaces the settings of the
-    first."""
+    """Send the logs of this process to a file and to a stream (stderr). Without a file, what a Kafka client says of its
+    connections is left out: our own messages say it. A second call replaces the settings of the first."""
     formatter = JsonFormatter(process) if form == "json" else TextFormatter(process)
     handlers: list[logging.Handler] = [logging.StreamHandler(stream if stream is not None else sys.stderr)]
     if file is not None:
@@ -86,7 +86,7 @@ def setup(
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
-    thinned = Thinned()
+    thinned = Thinned(echoes=file is not None)
     for handler in handlers:
         handler.setFormatter(formatter)
         handler.addFilter(thinned)
@@ -101,8 +101,12 @@ class Thinned(logging.Filter):
     """Filters the logs of other people's packages. A repeated message (a client whose broker is away) passes once in
     ten seconds."""
 
-    def __init__(self, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic, echoes: bool = True
+    ) -> None:
+        """`echoes`: whether messages pass that only repeat our own."""
         super().__init__()
+        self._echoes = echoes
         self._every_s = every_s
         self._clock = clock
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
@@ -114,9 +118,10 @@ class Thinned(logging.Filter):
         # Each handler asks about the same record.
         fields = vars(record)
         if "_is_kept" not in fields:
-            if record.name.partition(".")[0] in _ECHOED and record.levelno > logging.INFO:
+            is_echo = record.name.partition(".")[0] in _ECHOED
+            if is_echo and record.levelno > logging.INFO:
                 record.levelno, record.levelname = logging.INFO, "INFO"
-            fields["_is_kept"] = self._keep(record)
+            fields["_is_kept"] = (self._echoes or not is_echo) and self._keep(record)
         return bool(fields["_is_kept"])
 
     def _keep(self, record: logging.LogRecord) -> bool:

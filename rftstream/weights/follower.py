@@ -73,6 +73,7 @@ class WeightsFollower:
         """Versions whose objects were given up and that are still remembered, oldest first."""
         self._state: ServedState | None = None
         self._held: VersionName | None = None
+        self._told: VersionName | None = None
         self.num_refused = 0
         """Number of refused announcements: of a replaced trainer, of another model, out of order, or after a gap."""
 
@@ -288,7 +289,11 @@ class WeightsFollower:
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # free it before the next one is read
-        logger.info("reads the full snapshot of version %s, %s", text_of(anchor.name), f"{anchor.num_bytes:,} bytes")
+        if anchor.name != self._told:  # an object that the store lacks is tried again each second
+            logger.info(
+                "reads the full snapshot of version %s, %s", text_of(anchor.name), f"{anchor.num_bytes:,} bytes"
+            )
+            self._told = anchor.name
         changing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         allocate: Allocate = own_memory
         if self._memory is not None:

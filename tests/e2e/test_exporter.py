@@ -27,7 +27,7 @@ def test_its_backlog_is_that_of_the_audit(place: Workplace) -> None:
 def test_a_log_that_is_gone_is_said_and_the_rest_stays(finished_run: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = finished_run
     run = FollowedRun("tiny", lambda: open_run(folder), every_s=1.0, health=Health())
-    assert run.figures == {"rftstream_run_up": [((), 0.0)]}
+    assert run.figures == {}, "the first look at a long log takes minutes, which is no trouble"
     run.follow_once()
     assert run.figures["rftstream_run_up"] == [((), 1.0)]
     version = run.figures["rftstream_run_version"]

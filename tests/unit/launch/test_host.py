@@ -424,6 +424,8 @@ def test_what_a_client_says_again_and_again_is_said_once_in_a_while() -> None:
     assert said("node 5 at 0x9a: refused") is None
     now = 21.0
     assert said("node 4 at 0x9a: refused") == "node 4 at 0x9a: refused (and 1 more since the last such line)"
+    thinned = logs.Thinned(echoes=False)
+    assert (said("node 1: refused"), said("careful", by="torch")) == (None, "careful"), "a process without a file"
 
 
 def test_troubles_are_told_once_a_minute(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_object_names_go_there_and_back() -> None:
         assert parse_object_name(other) is None
 
 
-def test_fetch_refuses_damage(store: ObjectStore, tmp_path: Path) -> None:
+def test_fetch_refuses_damage(store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     told = publish(store, state(1), name(1, 5), "m", "float32")
     follower = WeightsFollower(store, "m")
     path = tmp_path / "weights" / told.object
@@ -90,6 +91,7 @@ def test_fetch_refuses_damage(store: ObjectStore, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(WeightsGone):
         follower.fetch(told)
+    assert caplog.text.count("reads the full snapshot of version 1/5") == 1, "not each second of a minute"
 
 
 @pytest.mark.law("bounded")
