@@ -36,6 +36,10 @@ source = "my_tasksets:Backwards"
 options = { size = 3, anything = true }
 reward = [{ name = "my_rewards:closeness", weight = 0.5, scale = 3 }, { name = "math" }]
 environment = { name = "my_environments:HigherLower", max_guesses = 3 }
+[tasksets.lake]
+source = "gymnasium:FrozenLake-v1"
+options = { size = 500, python = "venvs/gymnasium/bin/python" }
+reward = "environment"
 [rewards."my_rewards:closeness"]
 scale = 5
 [rewards.judge]
@@ -110,6 +114,11 @@ def test_a_file_and_what_it_resolves_to_are_accepted(file: Path, errors_of: Call
     assert not errors_of(file.read_text(encoding="utf-8"))
     text = loader.to_toml(loader.load([file], env={}))
     assert not errors_of("".join(line for line in text.splitlines(keepends=True) if not line.startswith("base = ")))
+
+
+def test_no_two_parts_are_described_alike() -> None:
+    abouts = [part.about for part in settings.parts()]
+    assert len(set(abouts)) == len(abouts)
 
 
 def test_own_parts_secrets_and_overlays_are_accepted(errors_of: Callable[[str], list[Any]]) -> None:

@@ -58,15 +58,20 @@ def find_class(body: Sequence[ast.stmt], name: str) -> ast.ClassDef | None:
 
 
 def find_class_in(module: str, name: str) -> tuple[str, ast.ClassDef] | None:
-    """Return a class and its module, which may be one that this module imports from. `Outer.Inner` is also found."""
+    """Return a class and its module, which may be one that this module imports from. `Outer.Inner` is also found, in a
+    base class of `Outer`, too."""
     source = find_tree(module)
     outer, _, inner = name.partition(".")
     if source is None:
         return None
     if inner:
-        found_outer = find_class_in(module, outer)
-        found_inner = find_class(found_outer[1].body, inner) if found_outer else None
-        return (found_outer[0], found_inner) if found_outer and found_inner else None
+        if (found_outer := find_class_in(module, outer)) is None:
+            return None
+        place, cls = found_outer
+        if found_inner := find_class(cls.body, inner):
+            return place, found_inner
+        inherited = (find_class_in(place, f"{ast.unparse(base)}.{inner}") for base in cls.bases)
+        return next((found for found in inherited if found), None)
     if found := find_class(source.body, name):
         return module, found
     for node in source.body:
@@ -85,7 +90,10 @@ def part_doc(path: str) -> str | None:
     parts. LookupError if there is no such module."""
     module, _, thing = path.partition(":")
     body = tree(module).body
-    num_parts = sum(isinstance(node, ast.ClassDef) and find_class(node.body, "Config") is not None for node in body)
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    parts = {node.name for node in classes if find_class(node.body, "Config") is not None}
+    inherited = [node for node in classes if any(getattr(base, "id", None) in parts for base in node.bases)]
+    num_parts = max(len(parts), len(inherited))
     found = next((node for node in body if getattr(node, "name", None) == thing), None)
     text = None if num_parts > 1 else ast.get_docstring(tree(module))
     return ast.get_docstring(found) if text is None and isinstance(found, ast.ClassDef | ast.FunctionDef) else text
