@@ -32,6 +32,6 @@ def convert(model: str, folder: Path, dtype: str) -> None:
     from rftstream.models.folders.convert import convert_smollm2
 
     with at_work(f"converting {model}", lines=True) as doing:
-        doing(f"converting {model} to {folder}")
-        made = convert_smollm2(folder, dtype)
+        doing(f"converting {model} to {folder}, which takes a minute")
+        made = convert_smollm2(folder, dtype, doing=doing)
     click.echo(made)
