@@ -14,6 +14,7 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.ratios import Dppo
 from rftstream.algorithms.settings import CriticConfig
+from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.commands import COMMANDS
 from rftstream.config import aliases
@@ -48,6 +49,7 @@ OF_PARTS = {
     "algorithms.dppo": Dppo.Config,
     "algorithms.ppo": Ppo.Config,
     "algorithms.ppo.critic": CriticConfig,
+    "backends.deepspeed": DeepSpeedBackend.Config,
     "backends.torch": TorchBackend.Config,
     "policies.vllm": VllmPolicy.Config,
 }
