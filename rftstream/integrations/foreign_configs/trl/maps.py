@@ -195,7 +195,7 @@ class _Frame:
             row, key = self._names.get(name.id), self.value(target.slice)
             if not isinstance(row, Row) or not isinstance(key, FixedValue):
                 raise UnreadableExpression(target)
-            self._names[name.id] = row.merged({str(key.value): value})
+            self._change(row, row.merged({str(key.value): value}))
         elif isinstance(target, (ast.Tuple, ast.List)):
             for one in target.elts:
                 self._assign(one, Unproven(_line(target)))
@@ -209,9 +209,9 @@ class _Frame:
         name, method = _owner(node), last_name(node.func)
         held, given = self._names.get(name), [self.value(one) for one in node.args]
         if isinstance(held, Listed) and method == "append" and isinstance(given[0], SaidMessage):
-            self._names[name] = Listed((*held.elements, given[0]))
+            self._change(held, Listed((*held.elements, given[0])))
         elif isinstance(held, Row) and method == "update" and isinstance(given[0], Row):
-            self._names[name] = held.merged(given[0].columns)
+            self._change(held, held.merged(given[0].columns))
         elif method != "print":
             self._forget(node, _line(node))
 
@@ -227,12 +227,21 @@ class _Frame:
             elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
                 self._forget(one.value, _line(node))
 
+    def _change(self, before: Value, after: Value) -> None:
+        """Change a list or a row, under each name that it has."""
+        for name, value in self._names.items():
+            if value is before:
+                self._names[name] = after
+            elif isinstance(value, Row) and any(one is before for one in value.columns.values()):
+                columns = {key: after if one is before else one for key, one in value.columns.items()}
+                self._names[name] = Row(columns, value.is_whole)
+
     def _forget(self, call: ast.Call, line: str) -> None:
         """Forget the values that a call may change: that whose method it is, and those that it gets."""
         given = [one.id for one in call.args if isinstance(one, ast.Name)]
         for name in [_owner(call), *given]:
             if name in self._names:
-                self._names[name] = Unproven(line)
+                self._change(self._names[name], Unproven(line))
 
     # ------------------------------------------------------------------------------------ expressions
 
@@ -377,9 +386,13 @@ class _Frame:
         values = {name: self._proven(one) for name, one in given.items()}
         inner = _Frame(self._reader, function, scope, dict(values))
         made = inner.returned()
-        is_changed = any(isinstance(one, (Row, Listed)) and inner._names[name] != one for name, one in values.items())
-        if made is None or isinstance(made, Unproven) or (is_changed and made != inner._names.get(names[0])):
+        if made is None or isinstance(made, Unproven):
             raise UnreadableExpression(node)
+        for name, one in values.items():
+            if isinstance(one, (Row, Listed)) and inner._names[name] is not one:
+                if made is not inner._names[name]:  # what else the function does with it is not followed
+                    raise UnreadableExpression(node)
+                self._change(one, made)
         return made
 
     def _of_method(self, name: str, owner: ast.expr, node: ast.Call) -> Value:
@@ -387,7 +400,7 @@ class _Frame:
         if isinstance(of, Row) and name == "get" and len(node.args) == 1:
             return of.get(self._known(node.args[0]).value)
         if isinstance(of, Row) and name == "copy":
-            return of
+            return of.merged({})
         if isinstance(of, Column) and name == "split" and len(node.args) == 1:
             return Cut(of.path, str(self._known(node.args[0]).value))
         if isinstance(of, Cut) and of.is_end and name == "strip" and not node.args:

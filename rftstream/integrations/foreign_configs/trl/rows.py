@@ -36,6 +36,9 @@ UNCHANGED = ("remove_columns", "select_columns", "flatten_indices", "with_format
 """Methods of a dataset that do not change which problems it has."""
 MAPS = ("fn_kwargs", "num_proc", "remove_columns", "desc", "load_from_cache_file", "batch_size", "keep_in_memory")
 """Arguments of `map` with which each row is given to its function, alone."""
+PLACES = {"prompt": ["messages"], "messages": ["prompt", "completion"], "completion": ["completion"]}
+"""Column of messages -> the columns that these are made of here."""
+ROLES = {"messages": "user", "prompt": "user", "completion": "assistant"}
 Settings = dict[str, Any]
 
 
@@ -171,25 +174,29 @@ def _column(name: str, value: Value, columns: dict[str, str]) -> Settings:
 
 
 def _chat(name: str, chat: Listed, columns: dict[str, str]) -> Settings:
+    """Note what messages are made of: a system prompt, what a user asks, and of demonstrations what is answered."""
+    unread = {f"dataset.map: {name}": _said(chat)}
+    system = [one.content for one in chat.elements[:1] if one.role == "system"]
+    said = chat.elements[len(system) :]
+    places = dict(zip(PLACES.get(name, ["messages"]), [one.content for one in said], strict=False))
+    expected = [ROLES[place] for place in places]
+    if [one.role for one in said] != expected or len(said) != len(PLACES.get(name, ["messages"])):
+        return unread
     found: Settings = {}
-    asked_and_said = [one for one in chat.elements if one.role != "system"]
-    roles = {"completion": ["assistant"], "messages": ["user", "assistant"]}.get(name)
-    if roles == [one.role for one in asked_and_said] and all(isinstance(one.content, Column) for one in asked_and_said):
-        places = dict(zip(["prompt", "completion"][-len(asked_and_said) :], asked_and_said, strict=True))
-        columns |= {place: one.content.path for place, one in places.items() if isinstance(one.content, Column)}
-        chat = Listed(tuple(one for one in chat.elements if one.role == "system"))
-    for one in chat.elements:
-        if one.with_image:
-            columns.setdefault("images", "image")  # what TRL looks for
-        if one.role == "system" and isinstance(one.content, FixedValue):
-            found["dataset.system"] = one.content.value
-        elif one.role == "user" and isinstance(one.content, (Column, Text)):
-            text = one.content.path if isinstance(one.content, Column) else one.content.template
-            is_column = isinstance(one.content, Column)
-            columns["messages" if name == "prompt" else name] = text if is_column else PLACE.findall(text)[0][1:-1]
-            found |= {} if is_column else {"dataset.template": text}
+    for one in system:
+        if not isinstance(one, FixedValue):
+            return unread
+        found["dataset.system"] = one.value
+    for place, content in places.items():
+        if isinstance(content, Text) and name == "prompt":
+            columns[place] = PLACE.findall(content.template)[0][1:-1]
+            found["dataset.template"] = content.template
+        elif isinstance(content, Column):
+            columns[place] = content.path
         else:
-            found[f"dataset.map: {name}"] = _said(chat)
+            return unread
+    if any(one.with_image for one in said):
+        columns.setdefault("images", "image")  # what TRL looks for
     return found
 
 
