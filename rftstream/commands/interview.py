@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ def ask(wanted: FirstFile, given: set[str]) -> FirstFile:
     answer("algorithm", "algorithm", "grpo", _known("algorithm", wanted.folder))
     answer("servers", "Kafka, host:port (empty: the log is a file in the run folder)", "", _servers)
     return wanted
+
+
+def as_command(wanted: FirstFile) -> str:
+    """Return the command that gives these answers."""
+    words = ["rftstream", "init", str(wanted.folder)]
+    for field in fields(wanted):
+        value, option = getattr(wanted, field.name), field.name.replace("_", "-").replace("servers", "kafka")
+        if field.name == "columns":
+            words += [word for pair in value.items() for word in ("--column", "=".join(pair))]
+        elif field.name != "folder" and value != field.default:
+            words += [f"--{option}", str(value)]
+    return shlex.join(words)
 
 
 def _answer(question: str, default: str, check: Callable[[str], Any]) -> Any:

@@ -170,12 +170,18 @@ def init(
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     wanted = FirstFile(folder=folder, columns=dict(map(_column, columns)), **given)
     if ask:
+        from rftstream.commands.interview import as_command
         from rftstream.commands.interview import ask as asked
 
         first_file.check_free(wanted)
         wanted = asked(wanted, set(given))
-    with at_work("looking at model, tasks and parts"):
-        written = first_file.write(wanted)
+    try:
+        with at_work("looking at model, tasks and parts"):
+            written = first_file.write(wanted)
+    except ConfigError as error:
+        if not ask:
+            raise
+        raise ConfigError(f"{error}\ncorrect it, with your other answers: {as_command(wanted)}") from None
     from rftstream.commands.views import print_out
 
     print_out(written.to_json() if as_json else written.to_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -122,6 +123,15 @@ def test_each_answer_is_checked_when_it_is_given(here: Path) -> None:
                  "options = { shuffle_seed = 0, size = 10 }", 'reward = "my_scores:near"',
                  'servers = "broker:9092"'):  # fmt: skip
         assert line in text
+
+
+def test_answers_are_not_lost_where_they_do_not_run(here: Path) -> None:
+    done = call("init", "asked", "--ask", "--tasks", "rows.jsonl", answer="text\nnext\n\nmy_scores:lost\n\n\n")
+    assert done.exit_code == 2 and not (here / "asked").exists()
+    again = "rftstream init asked --tasks rows.jsonl --column prompt=text --column answer=next --reward my_scores:"
+    assert f"answers: {again}lost\n" in done.stderr
+    _, *arguments = shlex.split(f"{again}near")
+    assert call(*arguments).exit_code == 0
 
 
 def test_the_form_of_answers_and_the_device_are_written(here: Path) -> None:

@@ -26,7 +26,7 @@ BUDGETS = {
     "api": 1_050,
     "algorithms": 2_150,
     "backends": 5_100,
-    "commands": 3_400,
+    "commands": 3_450,
     "config": 2_400,
     "contracts": 2_500,
     "core": 1_250,
