@@ -131,9 +131,10 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         report.errors += problems
         report.warnings += [report.no_answer] if report.no_answer else []
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
+    shown = "" if report.demonstrations is None else "leave them out of the demonstrations, "
     report.warnings += [
         f"{line.place}: {line.trained:,} of its {line.problems:,} problems are trained on, too, so it is not held out: "
-        "give it others (options.skip and options.size divide a source), or another name"
+        f"give it others (options.skip and options.size divide a source, whose rows may repeat), {shown}or another name"
         for line in report.tasksets
         if line.trained and "held" in line.name
     ]

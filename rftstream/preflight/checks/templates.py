@@ -35,7 +35,8 @@ def doubts_about_tools(
     if not is_shown and not shows_tools(renderer, messages, tools):
         yield (
             "the chat template does not show the tools, so the policy is not told of them; give a template that does "
-            "(model.chat_template), or tell of them in the prompt"
+            "(model.chat_template), or tell of them in the prompt; then a turn that is JSON alone is a call, "
+            '{"name": ..., "arguments": {...}}'
         )
     if (why := lost_call(renderer, messages, tools)) is not None:
         yield (
