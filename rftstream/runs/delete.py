@@ -210,7 +210,8 @@ def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
     if not folder.exists():
         raise ConfigError(
             f"{folder.run_id}: has topics at {config.transport.servers}, but no run folder here, and who is at work on"
-            " it cannot be seen without; delete it on the host that has its folder"
+            " it cannot be seen without; delete it on the host that has its folder; if that is lost, "
+            "`rftstream resume` of the run files (more run.steps if it has ended) makes one here: then ctrl-C, delete"
         )
     if not folder.lock_file.is_file() or folder.config_file.is_symlink():
         raise ConfigError(

@@ -203,7 +203,7 @@ def run_places(here: Path) -> list[Path]:
     if not found:
         raise ConfigError(
             f"{here.resolve()}: no runs here: neither runs/ nor the folder of a run file in it or one folder below; "
-            "name where they are with --folder"
+            "name where they are with --folder; a run of another host is shown by `rftstream status` of its run files"
         )
     return sorted(found.values())
 

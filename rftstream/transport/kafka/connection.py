@@ -324,14 +324,17 @@ def shorten(error: BaseException) -> str:
 
 
 def _unknown_names(servers: str) -> str:
-    """Return which of the hosts have a name that this host does not know, as the end of a sentence."""
-    unknown = []
-    for host in (one.strip().rpartition(":")[0] or one.strip() for one in servers.split(",")):
+    """Return which of the hosts have a name that this host does not know, or no port, as the end of a sentence."""
+    why = []
+    for given in (one.strip() for one in servers.split(",")):
+        host = given.rpartition(":")[0] or given
         try:
             socket.getaddrinfo(host.strip("[]"), None)
         except OSError:
-            unknown.append(host)
-    return f" (no address for {', '.join(unknown)})" if unknown else ""
+            why.append(f"no address for {host}")
+        if host == given:
+            why.append(f"{given} has no port: 9092 was tried")
+    return f" ({', '.join(why)})" if why else ""
 
 
 class _Reasons(logging.Handler):
