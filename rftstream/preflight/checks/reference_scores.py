@@ -53,6 +53,8 @@ class ReferenceScores(Report):
     """Mean reward of the problems' own answers. None if there are none, or none could be scored."""
     empty: float | None = None
     """Mean reward of empty answers. None if none could be scored."""
+    is_late: bool = False
+    """Whether the reward took too long to know anything of it."""
     raised: int = 0
     """Problems for which the reward raised, for their own answer or for an empty one."""
     raised_right: int = 0
@@ -114,7 +116,13 @@ class ReferenceScores(Report):
 
     def doubts(self) -> Iterator[str]:
         """Yield what people should look at before they start, and what to do."""
-        if self.is_unknown:
+        if self.is_late:
+            yield (
+                f"the answers of {plural(self.num_problems, 'problem')} were {self.error}; a reward that hangs, or is "
+                "slow, on some of them gives these none after verifier.timeout_s, and holds up the others: mend it "
+                "first, or raise verifier.timeout_s and verifier.processes"
+            )
+        elif self.is_unknown:
             what = "no answer of a problem" if self.have_answers else "no empty completion"
             yield (
                 f"{what} could be scored ({self.error}); rollouts may get no reward either, so that "
@@ -274,7 +282,10 @@ class _Scoring:
         num_problems, have_answers = len(self._asked), self._have_answers
         if not self._empty:
             return ReferenceScores(
-                num_problems=num_problems, have_answers=have_answers, error=f"no answer within {LIMIT_S:g} s"
+                num_problems=num_problems,
+                have_answers=have_answers,
+                is_late=True,
+                error=f"not all scored within {LIMIT_S:g} s",
             )
         right, empty, formed = _rewards(self._right), _rewards(self._empty), list(self._formed)
         again, parts = _rewards(self._again), _parts(self._right)

@@ -23,7 +23,7 @@ SCORES = {
     "exact": "1 for the problem's answer, 0 for an empty one, in 2 problems",
     "majority_vote": "1 for the problem's answer, 0 for an empty one, in 2 problems",
     "own_check_rewards:kind": "1 for the problem's answer, 1 (0 expected) for an empty one, in 2 problems",
-    "own_check_rewards:asleep": "could not be computed: no answer within 0.2 s",
+    "own_check_rewards:asleep": "could not be computed: not all scored within 0.2 s",
     "own_check_rewards:broken": "could not be computed: TypeError: unsupported operand",
     "own_check_rewards:of_solution": "0 for an empty completion, in 2 problems without an answer",
     "own_check_rewards:unwritten": "could not be computed: NameError: name 'ANSWER' is not defined",
@@ -41,7 +41,7 @@ SCORES = {
 }
 DOUBTS = {
     "own_check_rewards:kind": ["1 for completions that say nothing"],
-    "own_check_rewards:asleep": ["no answer of a problem could be scored (no answer within 0.2 s)"],
+    "own_check_rewards:asleep": ["the answers of 2 problems were not all scored within 0.2 s"],
     "own_check_rewards:unwritten": [
         "no empty completion could be scored (NameError: name 'ANSWER' is not defined at own_check_rewards.py:22, in "
         "unwritten)"
