@@ -239,7 +239,11 @@ def look_at_movement(
         waiting=waiting,
         alive=alive,
         stuck=tuple(worker.process for worker, health in answering if not health.get("ok", True)),
-        silent=tuple(worker.process for worker in workers if worker.port and worker.asked and worker.health is None),
+        silent=tuple(
+            worker.process
+            for worker in workers
+            if worker.port and worker.asked and not (worker.reachable or worker.gone)
+        ),
         expected=expected_workers(config),
         published=[(step.name.version, max(step.recorded_at, began_at or 0.0)) for step in steps if step.announced],
         taken=max(versions, default=None),

@@ -39,6 +39,8 @@ class WorkerStatus:
     """Answer of /health; None without an answer."""
     asked: bool = True
     """False for a worker on another host that only its own host can ask, and for one without a port."""
+    gone: bool = False
+    """Whether nobody is at its port on this machine: it was killed, and has not been started again."""
 
     @property
     def reachable(self) -> bool:
@@ -86,15 +88,19 @@ def _ask(file: Path) -> WorkerStatus | None:
     if not is_here and words[2:] != [FOR_ALL]:
         return WorkerStatus(process=file.stem, port=port, host=host, health=None, asked=False)
     health: dict[str, Any] | None = None
+    gone = False
     address = split_url(f"http://{'127.0.0.1' if is_here else host}:{port}")
     if address is not None:
         client = HttpClient(address, max_bytes=1 << 20)
-        with contextlib.suppress(RequestFailed, ValueError), contextlib.closing(client):  # gone, or not our process
-            answer = client.ask("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
-            health = json.loads(answer.body)  # 503: the worker reports itself as stuck
+        try:
+            with contextlib.suppress(ValueError), contextlib.closing(client):  # not our process
+                answer = client.ask("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
+                health = json.loads(answer.body)  # 503: the worker reports itself as stuck
+        except RequestFailed as error:
+            gone = is_here and not (error.timed_out or error.was_sent)
     if not isinstance(health, dict) or health.get("process", file.stem) != file.stem:
         health = None
-    return WorkerStatus(process=file.stem, port=port, host=host, health=health)
+    return WorkerStatus(process=file.stem, port=port, host=host, health=health, gone=gone)
 
 
 # ------------------------------------------------------------------------------------------------- answers as text
@@ -194,6 +200,8 @@ def worker_sentence(worker: WorkerStatus, now: float, heard: Mapping[str, Sequen
     hears it there."""
     if worker.port is None:
         return "starting"
+    if worker.gone:
+        return "gone: it was killed, and is not started again so far"
     if worker.asked:
         return health_sentence(worker.health, now)
     said, role = f"on {worker.host}, which is not asked from here", worker.process.partition("-")[0]

@@ -329,6 +329,8 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
         server.close()
         reachable.close()
     assert set(found) == {"explorer-0", "ghost", "other", "far", "trainer-1"}
+    said = [worker_sentence(found[name], 0.0).partition(":")[0] for name in ("ghost", "other")]
+    assert said == ["gone", "does not answer"], "who was killed does not hang"
     assert (found["trainer-1"].host, worker_sentence(found["trainer-1"], 0.0)) == ("localhost", "running")
     far = "on another-host, which is not asked from here"
     assert worker_sentence(found["far"], 0.0) == worker_sentence(found["far"], 0.0, {}) == far
