@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -156,6 +157,7 @@ def not_taken(files: Sequence[Path], config: RunConfig, sets: Sequence[str]) -> 
     if files[0].is_dir():
         return []
     differences = changed_settings(config, place(read_machine(), loader.load(files, sets=sets)).config)
+    differences = [re.sub(r"^base ", "the folder of relative paths ", line) for line in differences]
     if not differences:
         return []
     return [

@@ -116,6 +116,12 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     assert f"a new run in {another.run_dir}: those of this name before it have ended" in out.getvalue()
 
 
+def test_a_run_that_was_moved_with_its_file_keeps_the_folder_of_its_paths(run_file: Path) -> None:
+    config = loader.load([run_file])
+    (line, _) = start.not_taken([run_file], loader.replace(config, base="/old"), [])
+    assert line.endswith(f": the folder of relative paths '/old' -> {config.base!r}"), line
+
+
 @pytest.mark.sampled(2, "start")
 @pytest.mark.slow
 def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: Path, tmp_path: Path) -> None:
