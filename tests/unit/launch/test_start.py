@@ -118,7 +118,7 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
 
 def test_a_run_that_was_moved_with_its_file_keeps_the_folder_of_its_paths(run_file: Path) -> None:
     config = loader.load([run_file])
-    (line, _) = start.not_taken([run_file], loader.replace(config, base="/old"), [])
+    (line, *_) = start.not_taken([run_file], loader.replace(config, base="/old"), [])
     assert line.endswith(f": the folder of relative paths '/old' -> {config.base!r}"), line
 
 
