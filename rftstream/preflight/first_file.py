@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,6 +71,8 @@ class WrittenFiles(Report):
     files: tuple[Path, ...]
     copied: tuple[Path, ...] = ()
     """The user's modules, copied from the current folder to that of the run file."""
+    warnings: tuple[str, ...] = ()
+    """Warnings of `check` about the problems."""
 
     def to_text(self) -> str:
         """Return which files were written, and what to do next."""
@@ -81,6 +83,7 @@ class WrittenFiles(Report):
             [
                 *(f"wrote {file}" for file in self.files),
                 *(f"copied your module to {file}: own modules are looked up in its folder" for file in self.copied),
+                *(f"warning: {sentence}" for sentence in self.warnings),
                 "",
                 f"rftstream check{argument}    looks at everything before it is run",
                 f"rftstream run{argument}      runs it, and leaves the model in a folder",
@@ -107,7 +110,8 @@ def write(wanted: FirstFile) -> WrittenFiles:
         if not (wanted.folder / SCHEMA).exists():
             made.append(_write_new(wanted.folder / SCHEMA, schema_text()))
         made.append(_write_new(wanted.folder / RUN_FILE, text))
-        if sizes := _check_runs(made[-1], wanted):
+        sizes, warnings = _check_runs(made[-1], wanted)
+        if sizes:
             made[-1].write_text(run_file_text(wanted, sizes), encoding="utf-8")
         copied = _copy_modules(wanted.folder)
     except BaseException:
@@ -117,7 +121,7 @@ def write(wanted: FirstFile) -> WrittenFiles:
             with suppress(OSError):  # somebody has put something there
                 wanted.folder.rmdir()
         raise
-    return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)), copied)
+    return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)), copied, warnings)
 
 
 def check_model(wanted: FirstFile) -> None:
@@ -363,23 +367,31 @@ def _write_new(path: Path, text: str) -> Path:
     return path
 
 
-def _check_runs(run_file: Path, wanted: FirstFile) -> Mapping[str, Any]:
+def _check_runs(run_file: Path, wanted: FirstFile) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Check the file as `rftstream check` does, except the broker, which may not be running yet. Return the sizes that
-    fit this machine, by section; none for a made model."""
+    fit this machine, by section, none for a made model; and the warnings about the problems."""
     config = loader.load([run_file], env={})
     report = check(loader.replace(config, transport__kind="embedded", transport__servers=None))
     if not report.ok:
-        said: dict[str, str] = {}  # an evaluation has what the taskset has: what is wrong with both is told once
-        for error in sorted(report.errors, key=lambda one: one.startswith("evaluations.")):
-            said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.]+\.|\d+", "", error), error)
-        found = "; ".join(said.values()).replace(NAME_ANSWER, "say which column has it, --column answer=NAME")
+        found = "; ".join(_told_once(report.errors)).replace(
+            NAME_ANSWER, "say which column has it, --column answer=NAME"
+        )
         raise ConfigError(f"nothing is written, since it would not run: {found}")
     _check_answers(wanted, config)
+    warnings = _told_once(one for one in report.warnings if one.startswith(("tasksets.", "evaluations.")))
     if config.model.make is not None:
-        return {}
+        return {}, warnings
     sizes = fitting_sizes(read_machine(), config, report)
     is_small = report.disk is not None and 0 < (report.disk.parameters or 0) < SMALL_PARAMETERS
-    return {**sizes, LEARNING_RATE: SMALL_RATE} if is_small else sizes
+    return {**sizes, LEARNING_RATE: SMALL_RATE} if is_small else sizes, warnings
+
+
+def _told_once(sentences: Iterable[str]) -> tuple[str, ...]:
+    """Return the sentences, without those of an evaluation that are true of the taskset, too."""
+    said: dict[str, str] = {}
+    for one in sorted(sentences, key=lambda one: one.startswith("evaluations.")):
+        said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.:]+[.:]|\d+", "", one), one)
+    return tuple(said.values())
 
 
 def _check_answers(wanted: FirstFile, config: RunConfig) -> None:

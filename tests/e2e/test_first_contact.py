@@ -125,6 +125,14 @@ def test_each_answer_is_checked_when_it_is_given(here: Path) -> None:
         assert line in text
 
 
+def test_what_is_doubtful_of_the_problems_is_told(here: Path) -> None:
+    rows = [{"prompt": f"{n % 20}+1=", "answer": "nan" if n % 2 else "1"} for n in range(40)]
+    (here / "twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = call("init", "new", "--tasks", "twice.jsonl", "--held-out", "0.5", "--reward", "exact")
+    found = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert len(found) == 2 and "rows have no answer" in found[0] and "so it is not held out" in found[1], done.output
+
+
 def test_answers_are_not_lost_where_they_do_not_run(here: Path) -> None:
     done = call("init", "asked", "--ask", "--tasks", "rows.jsonl", answer="text\nnext\n\nmy_scores:lost\n\n\n")
     assert done.exit_code == 2 and not (here / "asked").exists()
