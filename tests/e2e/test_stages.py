@@ -52,6 +52,8 @@ def test_the_example_made_shorter(place: Workplace) -> None:
     assert again.result["equal"]
     assert again.result["num_batches"] == 12, "from the model: what was resumed had the reference from its checkpoint"
 
+    staged = place.look("rescore", "runs/stages", "--into", "runs/anew")
+    assert "--set run.steps=3 --set trainer.algorithm=NAME --set experts=unset" in staged.err, staged.err
     anew = (
         "--pipeline",
         "stages.toml",

@@ -10,6 +10,7 @@ from contextlib import closing
 from rftstream.config import loader
 from rftstream.config.placement import chosen_settings
 from rftstream.config.sections import RunConfig
+from rftstream.config.stages import Stages
 from rftstream.contracts.control import RunManifest
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import (
@@ -66,9 +67,11 @@ def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *
         raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with {needs}")
     config = derive_config(source, folder, sets)
     if config.stages:
+        stages = Stages.of(source.config)
+        steps = stages.batches_of_rollouts(0, stages.steps or 0)  # of what the groups were made for
         raise ConfigError(
             f"stages: {made} are trained on as they come, expected a run without stages; add --set stages=[] --set "
-            "run.steps=NUMBER --set trainer.algorithm=NAME"
+            f"run.steps={steps or 'NUMBER'} --set trainer.algorithm=NAME"
             + (" --set experts=unset" if config.experts is not None else "")
         )
     check_demonstrations(config)
