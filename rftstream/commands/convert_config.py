@@ -50,8 +50,9 @@ def convert(
         said = [_written(out.parent / one.name, one.text) for one in done.modules]
         said.append(f"wrote {out}; `rftstream check {out}` looks at it")
     if done.num_gpus > (here := _gpus_here() if done.num_gpus else 0):
+        names = "cuda:0" if done.num_gpus == 1 else f"cuda:0 to cuda:{done.num_gpus - 1}"
         said.append(
-            f"the run names cuda:0 to cuda:{done.num_gpus - 1}, and this machine has {here or 'no'} GPUs: "
+            f"the run names {names}, and this machine has {here or 'no'} GPUs: "
             f"`--gpus {here}` converts for this machine"
         )
     if as_json:

@@ -264,8 +264,8 @@ class Conversion:
             said = warmup_name + (f" {warmup} / {batches} optimizer steps per batch" if batches > 1 else "")
             self.put("trainer.warmup_steps", math.ceil(warmup / batches), said)
         elif steps is None:
-            self.leave(
-                warmup_name, f"a share, {warmup}, of steps that the config does not say; set trainer.warmup_steps"
+            self.ask(
+                f"set trainer.warmup_steps, to {warmup} of all steps ({warmup_name}), which the config does not say"
             )
         else:
             at = math.ceil(whole(warmup * steps * batches) / batches)

@@ -73,8 +73,8 @@ def read_yaml(path: Path, *, nested: bool = False) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not YAML: {error}; name the config that the system itself reads") from None
     if not isinstance(values, dict):
-        found = type(values).__name__
-        raise ConfigError(f"{path}: its YAML is a {found}, expected a mapping of settings; is it the right file?")
+        found = "empty" if values is None else f"a {type(values).__name__}"
+        raise ConfigError(f"{path}: its YAML is {found}, expected a mapping of settings; is it the right file?")
     return {name: _number(value) for name, value in (values if nested else flat(values)).items()}
 
 

@@ -339,7 +339,7 @@ RECIPES = {
             "tasksets.train.reward": [{"name": "math", "weight": 1.0},
                                       {"name": "trl.rewards:think_format_reward", "weight": 0.2}],
         },
-        ("warmup_ratio", "save_strategy"),
+        ("save_strategy",),
         quiet=("num_iterations", "per_device_train_batch_size"),
     ),
     "trl-dpo": Recipe(

@@ -353,7 +353,8 @@ args = GRPOConfig(output_dir="out", learning_rate=1e-6)
 BEFORE
 trainer = GRPOTrainer(model=model, reward_funcs=right, args=args, train_dataset=dataset)
 AFTER
-trainer.train()
+trainer.train(resume_from_checkpoint=newest())
+trainer.model.generation_config.eos_token_id = 1
 """
 
 
@@ -376,10 +377,12 @@ trainer.train()
         ("AFTER", "trainer.args.learning_rate = 3e-6"),
         ("AFTER", "trainer.reward_funcs.append(other)"),
         ("AFTER", "with quiet():\n    trainer.create_optimizer = mine"),
-        ("AFTER", "trainer.train(resume_from_checkpoint=\n  newest())"),
         ("Mine", "def compute_loss(self, *given):"),
         (None, "tokenizer.pad_token = tokenizer.eos_token"),
+        ("BEFORE", "frozen(1, model)\ndef frozen(one, two):\n    two.requires_grad_(False)"),
         (None, "model.config.use_cache = False\nmodel.print_trainable_parameters()"),
+        (None, "def shown(one, two):\n    print(one)\nshown(1, model)\ndataset = dataset.remove_columns('a')"),
+        (None, "set_seed(args.seed)"),
         (None, "print(len(dataset))\nfor row in dataset:\n    print(row)"),
     ],
 )  # fmt: skip
@@ -530,3 +533,41 @@ def test_a_second_trainer_of_a_script_is_to_do(tmp_path: Path) -> None:
     done = convert_config("trl", written(tmp_path, {"train.py": script, "rows.jsonl": ""})[:1])
     assert tomllib.loads(done.run_file)["trainer"]["algorithm"] == "grpo"
     assert any("SFTTrainer(model)" in one for one in done.to_do)
+
+
+PARSED = """
+import torch
+from dataclasses import dataclass, field
+from datasets import load_dataset
+from peft import prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, HfArgumentParser
+from trl import GRPOConfig, GRPOTrainer
+
+@dataclass
+class Given:
+    name: str = field(default="m", metadata={"help": "the model"})
+    rate: float = 3e-6
+    is_short: bool = False
+
+def add(a: int) -> int:
+    return a + 1
+
+def right(completions, answer, **kwargs):
+    return [float(one in said) for said, one in zip(completions, answer)]
+
+given = HfArgumentParser(Given).parse_args_into_dataclasses()[0]
+model = prepare_model_for_kbit_training(AutoModelForCausalLM.from_pretrained(given.name))
+args = GRPOConfig("out", learning_rate=given.rate, bf16=torch.cuda.is_bf16_supported(), eval_steps=7,
+                  eval_strategy="no" if given.is_short or not given.name else "steps", warmup_ratio=0.1)
+GRPOTrainer(model, right, args, load_dataset("rows"), load_dataset("asked"), tools=[add]).train()
+"""
+
+
+def test_defaults_of_the_scripts_own_dataclass_and_tools_that_evaluations_have_too(tmp_path: Path) -> None:
+    done = convert_config("trl", written(tmp_path, {"train.py": PARSED}))
+    values = tomllib.loads(done.run_file)
+    found = {"model.path": "m", "model.dtype": "bfloat16", "trainer.lr": 3e-6, "evaluations.held-out.every": 7}
+    found |= {f"{one}.environment": "tools" for one in ("tasksets.train", "evaluations.held-out")}
+    assert {key: setting(values, key) for key in found} == found
+    assert not any("could not be read" in one for one in done.to_do)
+    assert any("trainer.warmup_steps, to 0.1" in one for one in done.to_do)

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from rftstream.integrations.foreign_configs.reading import tables_of
+from rftstream.integrations.foreign_configs.trl.rows import UNCHANGED
 from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name
 
 HARMLESS = {name: frozenset(words.split()) for name, words in tables_of("trl")["harmless"].items()}
@@ -32,14 +33,16 @@ def unread_statements(
     waiting, seen = [(body, names) for body in bodies], {one.lineno for body in bodies for one in body[:1]}
     while waiting:
         body, wanted = waiting.pop()
-        statements = list(_statements(body))
+        statements = list(_statements(_until_trained(body)))
         touched = _touched(statements, wanted, trainer)
         found |= {id(one): one for one in statements if _matters(one, touched, functions) and id(one) not in read}
-        for name in (called for one in statements for called in _makers(one, touched)):
-            if (made := functions.get(name)) is not None and made.body[0].lineno not in seen:
+        for call in (called for one in statements for called in _makers(one, touched)):
+            made = functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
+            if made is not None and made.body[0].lineno not in seen:
                 seen.add(made.body[0].lineno)
                 returned = [one for one in ast.walk(made) if isinstance(one, ast.Return)]
-                waiting.append((made.body, {used for one in returned for used in _names_in(one)}))
+                used = {name for one in returned for name in _names_in(one)}
+                waiting.append((made.body, used | _parameters(made, call, touched)))
     return sorted(found.values(), key=lambda one: one.lineno)
 
 
@@ -54,6 +57,19 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements([one] if isinstance(one, ast.stmt) else one.body)
 
 
+def _until_trained(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
+    """Return a body without what comes after the training."""
+    ends = [
+        place
+        for place, one in enumerate(body)
+        if not isinstance(one, DEFINITIONS)
+        for call in _walked(one)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train"
+        if not ast.unparse(call.func.value).endswith("model")  # model.train() sets its mode
+    ]
+    return body[: ends[-1] + 1] if ends else body
+
+
 def _touched(statements: Sequence[ast.stmt], wanted: set[str], trainer: ast.Call) -> set[str]:
     """Return the names that stand for something that the trainer gets, or for a part of it."""
     pairs = [pair for one in statements for pair in _bound(one)]
@@ -61,10 +77,14 @@ def _touched(statements: Sequence[ast.stmt], wanted: set[str], trainer: ast.Call
     touched = set(wanted) | {name for name, value in pairs if any(one is trainer for one in ast.walk(value))}
     while True:
         new = {used for name, value in pairs if name in touched for used in _names_in(value) if used in bound}
-        new |= {name for name, value in pairs if _root(value) in touched}
+        new |= {name for name, value in pairs if _root(value) in touched and not _is_result(value)}
         if new <= touched:
             return touched
         touched |= new
+
+
+def _is_result(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) in ("train", "evaluate", "predict")
 
 
 def _bound(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
@@ -84,6 +104,8 @@ def _bound(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> bool:
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        if isinstance(value := node.value, ast.Call) and last_name(value.func) in UNCHANGED:
+            return False
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         parts = [one for target in targets for one in _parts(target) if isinstance(one, (ast.Attribute, ast.Subscript))]
         return any(
@@ -95,7 +117,7 @@ def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> b
         return False
     name = last_name(call.func)
     given = [*call.args, *(one.value for one in call.keywords)]
-    if name in HARMLESS["calls"] or (name in functions and not given):
+    if name in HARMLESS["calls"] or (isinstance(call.func, ast.Name) and name in functions):  # whose body is looked at
         return False
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return _root(owner) in touched or any(_root(one) in touched for one in given)
@@ -107,13 +129,19 @@ def _is_patched(node: ast.expr) -> bool:
     return root in PATCHED or root.endswith("Trainer")
 
 
-def _makers(node: ast.stmt, touched: set[str]) -> Iterator[str]:
-    """Yield the names of functions that a statement calls for a value that the trainer gets, or trains with."""
+def _makers(node: ast.stmt, touched: set[str]) -> Iterator[ast.Call]:
+    """Yield the calls in a statement that make a value that the trainer gets, or that train with it."""
     values = [value for name, value in _bound(node) if name in touched]
     values += [node.value] if isinstance(node, ast.Expr) else []
     for value in values:
-        called = (one.func for one in _walked(value) if isinstance(one, ast.Call))
-        yield from (one.id for one in called if isinstance(one, ast.Name))
+        yield from (one for one in _walked(value) if isinstance(one, ast.Call))
+
+
+def _parameters(function: ast.FunctionDef, call: ast.Call, touched: set[str]) -> set[str]:
+    """Return the parameters of a function that get something touched."""
+    names = [one.arg for one in function.args.args]
+    given = [*zip(names, call.args, strict=False), *((one.arg or "", one.value) for one in call.keywords)]
+    return {name for name, value in given if _root(value) in touched}
 
 
 def _walked(node: ast.AST) -> Iterator[ast.AST]:

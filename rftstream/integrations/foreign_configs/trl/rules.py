@@ -76,8 +76,8 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     for name, place in script.unreadable.items():
         if name not in rules.asked:
             conversion.leave_unread(name, f"could not be read without running the script: {place}")
-    for place in script.unread_statements:
-        conversion.ask(f"{place}: nothing here reads this; if the training depends on it, it is to be set by hand")
+    for text in script.unread_statements:
+        conversion.ask(text)
     for name, text in unknown.items():
         conversion.leave_unread(name, f"{text!r}: only the shell that runs the script knows it")
     if script.environment:
@@ -262,8 +262,9 @@ class _TrlRules:
             c.put(f"{taskset}.{key}", value, self._train.there if key == "options" else "train_dataset")
         c.put(f"{taskset}.shuffle", c.get("shuffle_dataset"), "shuffle_dataset")
         self._put_rewards(taskset, "reward_funcs, reward_weights")
-        self._tools(taskset)
-        if c.get("eval_dataset_name") or "eval_dataset" in self._script.unreadable:
+        is_evaluated = c.get("eval_dataset_name") or "eval_dataset" in self._script.unreadable
+        self._tools([taskset, *(["evaluations.held-out"] if is_evaluated else [])])
+        if is_evaluated:
             held_out = self._datasets.source("eval_")
             for key, value in held_out.settings.items():
                 c.put(f"evaluations.held-out.{key}", value, held_out.there if key == "options" else "eval_dataset")
@@ -384,11 +385,12 @@ class _TrlRules:
         own.append(name)
         return f"{self._module}_rewards:{name}"
 
-    def _tools(self, taskset: str) -> None:
+    def _tools(self, sections: list[str]) -> None:
         c = self._c
         if tools := c.get("tools"):
             module = f"{self._module}_tools"
-            c.put(f"{taskset}.environment", "tools", "tools")
+            for section in sections:
+                c.put(f"{section}.environment", "tools", "tools")
             read = [one for one in tools if isinstance(one, str)]
             c.put("environments.tools.tools", [one if ":" in one else f"{module}:{one}" for one in read], "tools")
             self._copy([one for one in read if ":" not in one], module)
@@ -401,7 +403,8 @@ class _TrlRules:
         for name in ("environment_factory", "rollout_func"):
             if (made := c.get(name)) is not None:
                 place = f"{self._module}_environment:write_this_environment"
-                c.put_placeholder(f"{taskset}.environment", place, name)
+                for section in sections:
+                    c.put_placeholder(f"{section}.environment", place, name)
                 c.ask(
                     f"{name} {made}: write it as an environment (docs/extending.md, or as tools with a state), and put "
                     f"its name in the place of {place!r}; a reward that reads `environments` is the environment's own "

@@ -18,8 +18,9 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
+from rftstream.integrations.foreign_configs.trl.loaded import loaded_as, made_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
-from rftstream.integrations.foreign_configs.trl.rest import HARMLESS, unread_statements
+from rftstream.integrations.foreign_configs.trl.rest import unread_statements
 from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl.scopes import (
     UNKNOWN,
@@ -51,6 +52,11 @@ ELSEWHERE = {
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_r": 16, "lora_alpha": 32}}
 """Class of an adapter's settings -> its defaults: peft's, and those of TRL's command line."""
+BY_HAND = "nothing here reads this; if the training depends on it, it is to be set by hand"
+ANOTHER_TRAINER = (
+    "another trainer, which is not in the run file: convert it from a script of its own, and join both as [[stages]] "
+    "(docs/algorithms.md), or begin the one with model.init_from the other"
+)
 PARSED_DEFAULTS = {"dataset_train_split": "train", "dataset_test_split": "test", "eval_strategy": "no"}
 """Defaults of TRL's command line that scripts read."""
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
@@ -60,15 +66,10 @@ COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 CASTS = {"int": int, "float": float, "str": str}
-HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
+ON_GPUS = ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available")
+"""Questions about the machine, which trained on GPUs that can do this."""
 ARGUMENTS = ("Config", "Arguments")
 """Ends of the names of classes of settings."""
-MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
-"""Methods that return the model that they are called on."""
-CHATTY = ("setup_chat_format", "clone_chat_template")
-"""Functions of TRL that give another chat template to a model."""
-MODELS = ("from_pretrained", "get_peft_model", "create_reference_model", "deepcopy", *CHATTY)
-"""Calls whose first argument says which model they return."""
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
 """String methods that can be evaluated."""
 
@@ -137,7 +138,7 @@ class ScriptReader:
                     script.settings[name] = ast.unparse(node)
                 elif name in ("model", "ref_model"):
                     if name == "model":
-                        script.settings |= _loaded_as(self, node, scope, script)
+                        script.settings |= loaded_as(self, node, scope, script)
                     script.settings["model_name_or_path" if name == "model" else name] = self._model(node, scope)
                 else:
                     script.settings[name] = self.value(node, scope)
@@ -159,9 +160,10 @@ class ScriptReader:
         for name in (one for one in ("train_dataset", "eval_dataset") if one in given):
             file = f"{name.removesuffix('set')}.jsonl"
             script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, given[name], file)
-        left: list[ast.AST] = [*unread_statements(bodies, call, functions, self.read_statements)]
-        left += [one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one)]
-        script.unread_statements = [str(UnreadableExpression(one)) for one in [*own, *left]]
+        left = unread_statements(bodies, call, functions, self.read_statements)
+        script.unread_statements = [f"{UnreadableExpression(one)}: {BY_HAND}" for one in [*own, *left]]
+        more = (one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one))
+        script.unread_statements += [f"{UnreadableExpression(one)}: {ANOTHER_TRAINER}" for one in more]
         return script
 
     def _is_models_own(self, node: ast.AST, given: Mapping[str, ast.expr], scope: Scope) -> bool:
@@ -215,14 +217,6 @@ class ScriptReader:
 
     def holds(self, test: ast.expr, scope: Scope) -> bool:
         """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
-        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], tuple(COMPARED)):
-            left, right = self.value(test.left, scope), self.value(test.comparators[0], scope)
-            return bool(COMPARED[type(test.ops[0])](left, right))
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return not self.holds(test.operand, scope)
-        if isinstance(test, ast.BoolOp):
-            found = (self.holds(one, scope) for one in test.values)
-            return all(found) if isinstance(test.op, ast.And) else any(found)
         return bool(self.value(test, scope))
 
     # ------------------------------------------------------------------------------------------ values
@@ -238,6 +232,17 @@ class ScriptReader:
             return {self.value(key, scope): self.value(one, scope) for key, one in pairs if key is not None}
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self.value(node.operand, scope)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self.value(node.operand, scope)
+        if isinstance(node, ast.BoolOp):
+            ends, found = isinstance(node.op, ast.Or), None
+            for one in node.values:
+                if bool(found := self.value(one, scope)) is ends:
+                    break
+            return found
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = self.value(node.left, scope), self.value(node.comparators[0], scope)
+            return COMPARED[type(node.ops[0])](left, right)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             return OPERATORS[type(node.op)](self.value(node.left, scope), self.value(node.right, scope))
         if isinstance(node, ast.JoinedStr):
@@ -246,6 +251,8 @@ class ScriptReader:
             )
         if isinstance(node, ast.Call) and last_name(node.func) in CASTS and len(node.args) == 1:
             return CASTS[last_name(node.func)](self.value(node.args[0], scope))
+        if isinstance(node, ast.Call) and last_name(node.func) in ON_GPUS:
+            return True
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("environ.get", "getenv")):
             return self._of_environment(node, scope)
         if isinstance(node, ast.Call) and last_name(node.func) == "dict" and not node.args:
@@ -272,22 +279,24 @@ class ScriptReader:
 
     def _is_parsed(self, node: ast.AST, scope: Scope) -> bool:
         """Return whether a value comes from TRL's command line, whose settings are given."""
-        if self._parsed is None:
-            return False
+        return self._parsed is not None and self._is_of_dataclasses(node, scope)
+
+    def _is_of_dataclasses(self, node: ast.AST, scope: Scope) -> bool:
+        """Return whether a value is one of the dataclasses that the script's command line becomes."""
         with contextlib.suppress(UnreadableExpression):
             node, scope = self.resolved(node, scope)
             if isinstance(node, ast.Subscript):
-                return self._is_parsed(node.value, scope)
+                return self._is_of_dataclasses(node.value, scope)
             return isinstance(node, ast.Call) and last_name(node.func) in PARSED
         return False
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
         """Return a setting of the command line, an argument of argparse as it is given or by default, or the last part
         of a constant such as torch.bfloat16."""
-        if self._parsed is not None and self._is_parsed(node.value, scope):
+        if self._is_of_dataclasses(node.value, scope):
             if node.attr in self._own and node.attr not in self._given:
                 return self.value(self._own[node.attr] or node.value, self.scope)
-            if node.attr in self._known:
+            if self._parsed is not None and node.attr in self._known:
                 return self._parsed.get(node.attr)
             if node.attr in self._own:
                 self._own_taken.add(node.attr)
@@ -372,54 +381,8 @@ class ScriptReader:
 
     def _model(self, node: ast.AST, scope: Scope) -> Any:
         node, scope = self.resolved(node, scope)
-        made_of = _made_of(node)
-        return self.value(node, scope) if made_of is None else self._model(made_of, scope)
-
-
-def _loaded_as(reader: ScriptReader, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
-    """Return how the script loads its model itself, and the adapter that it gives to it."""
-    found: dict[str, Any] = {}
-    with contextlib.suppress(*UNKNOWN):
-        node, scope = reader.resolved(node, scope)
-        while (made_of := _made_of(node)) is not None:
-            call = node.value if isinstance(node, ast.Subscript) else node
-            if isinstance(call, ast.Call) and last_name(call.func) == "get_peft_model":
-                named = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "peft_config")]
-                alone = ast.Call(ast.Name("LoraConfig"), [], call.keywords)  # as unsloth has it
-                found |= reader.lora(named[0] if named else ast.copy_location(alone, call), scope, script)
-            elif isinstance(call, ast.Call) and last_name(call.func) in CHATTY:
-                found["model.chat_format"] = last_name(call.func)
-            elif isinstance(call, ast.Call) and last_name(call.func) == "from_pretrained":
-                for one in call.keywords:
-                    if one.arg not in HOW_LOADED:
-                        if one.arg not in HARMLESS["loaded"]:
-                            found[f"from_pretrained.{one.arg}"] = ast.unparse(one.value)
-                        continue
-                    try:
-                        value, around = reader.resolved(one.value, scope)
-                        if one.arg == "quantization_config" and isinstance(value, ast.Call):
-                            given = reader.arguments(value, around, script, "quantization_config.")
-                            places = (
-                                (key, key if key in HOW_LOADED else f"quantization_config.{key}") for key in given
-                            )
-                            found |= {place: given[key] for key, place in places}
-                        else:
-                            found[str(one.arg)] = reader.value(value, around)
-                    except UNKNOWN as error:
-                        script.unreadable[str(one.arg)] = str(error)
-            node, scope = reader.resolved(made_of, scope)
-    return found
-
-
-def _made_of(node: ast.AST) -> ast.expr | None:
-    """Return the model, or its name, that a call makes a model of. None for anything else."""
-    call = node.value if isinstance(node, ast.Subscript) else node  # model, tokenizer = ...
-    if not isinstance(call, ast.Call):
-        return None
-    if isinstance(call.func, ast.Attribute) and call.func.attr in MOVES:
-        return call.func.value
-    names = [one.value for one in call.keywords if one.arg in ("model_name", "pretrained_model_name_or_path")]
-    return next(iter([*call.args, *names]), None) if last_name(call.func) in MODELS else None
+        made = made_of(node)
+        return self.value(node, scope) if made is None else self._model(made, scope)
 
 
 def _is_message(node: ast.AST) -> bool:
