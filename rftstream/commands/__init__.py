@@ -148,12 +148,14 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Our own errors, and errors of files, are printed as one line, and so is ctrl-C where a
-        command has no answer of its own. What starts workers then has none yet, and exits with 0, as it does later."""
+        command has no answer of its own. What starts workers then has none yet, or none any more, and exits with 0."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             if ctx.invoked_subcommand in _START_WORKERS:
-                _tell("stopped before a worker had begun; nothing is lost, and the same command begins anew")
+                _tell(
+                    "stopped; nothing is lost: the same command begins anew, or `resume` goes on if workers had begun"
+                )
                 ctx.exit(0)
             _tell("stopped by ctrl-C")
             ctx.exit(RftError.exit_code)

@@ -64,6 +64,8 @@ class RunSession:
         self._untold: list[StepRecord | EvalResult] = []
         self._samples: SampleTables | None = None
         self._new_steps = 0
+        self._has_begun = False
+        """Whether workers may have begun. Signals are counted while they are at work, and not any more afterwards."""
         self._interrupts = 0
         self._signal = ""
         """Name of the last signal that interrupted the session."""
@@ -105,11 +107,12 @@ class RunSession:
                 changes=lambda: changes_of_modules(self._config, self._folder),
             )
             result = self._see_to_its_end(supervisor, transport, model, new=new)
-            if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
+            has_data = result.version or any(transport.admin.end_offsets("rollouts").values())
+            if new and result.exit_code and not has_data:
                 discard(self._folder, transport)
             return result
-        except KeyboardInterrupt:  # before any worker has begun: from then on the session counts signals
-            if new and transport is not None and self._folder.exists():
+        except KeyboardInterrupt:
+            if new and transport is not None and not self._has_begun and self._folder.exists():
                 discard(self._folder, transport)
             raise
         finally:
@@ -128,6 +131,7 @@ class RunSession:
         targets = Targets(self._folder.targets_file, self._folder.run_id)
         try:
             with self._signals():
+                self._has_begun = True
                 if not new:
                     watch.absorb(earlier := observer.catch_up())  # an earlier session has printed these
                     self._track(earlier, observer.control)

@@ -121,7 +121,7 @@ class TrainersElsewhere:
     which it says nothing."""
 
     def __init__(self, config: RunConfig, known: str) -> None:
-        self._here = to_toml(config)
+        self._config = config
         self._known = known
         self._differs = False
 
@@ -130,7 +130,7 @@ class TrainersElsewhere:
         if settings == self._known:
             return []
         self._known = settings
-        lines, differed = _of_training(changed_in_text(self._here, settings)), self._differs
+        lines, differed = _of_training(changed_in_text(to_toml(self._config), settings), self._config), self._differs
         self._differs = bool(lines)
         if differed and not lines:
             return ["changed: the trainer works by the settings of this host again"]
@@ -138,9 +138,12 @@ class TrainersElsewhere:
 
 
 def _differences(text: str, config: RunConfig) -> list[str]:
-    return _of_training(changed_in_text(text, to_toml(config)) if text else ())
+    return _of_training(changed_in_text(text, to_toml(config)) if text else (), config)
 
 
-def _of_training(lines: Sequence[str]) -> list[str]:
-    own = (line for line in lines if not line.startswith(_OF_A_HOST))
+def _of_training(lines: Sequence[str], config: RunConfig) -> list[str]:
+    """Return the lines about settings that the hosts of a run must share. The trainer itself counts the steps of
+    demonstrations alone."""
+    counted = ("run.steps ",) if config.demonstrations_alone else ()
+    own = (line for line in lines if not line.startswith((*_OF_A_HOST, *counted)))
     return [line for line in own if line.startswith(_COMPARED) or _REWARD.match(line)]

@@ -84,8 +84,8 @@ def test_errors_of_ours_are_one_line_with_their_exit_code(here: Path) -> None:
 @each(
     ("line", "code", "said"),
     [
-        ("run tiny.toml", 0, "stopped before a worker had begun; nothing is lost, and the same command begins anew"),
-        ("worker tiny.toml --role explorer", 0, "stopped before a worker had begun"),
+        ("run tiny.toml", 0, "stopped; nothing is lost: the same command begins anew, or `resume` goes on if workers"),
+        ("worker tiny.toml --role explorer", 0, "stopped; nothing is lost"),
         ("check tiny.toml", 1, "stopped by ctrl-C"),
     ],
 )

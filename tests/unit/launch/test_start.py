@@ -243,18 +243,50 @@ def test_a_run_that_cannot_begin_says_why_and_leaves_its_name_free(run_file: Pat
     assert processes_of(tmp_path) == []
 
 
-def test_ctrl_c_before_a_worker_has_begun_leaves_the_name_free(
+@pytest.mark.slow
+def test_a_run_of_demonstrations_alone_that_failed_keeps_what_it_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never has a rollout. Nor do steps that its trainer counted come from a run file elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    rows = (json.dumps({"prompt": f"{one}+1=", "completion": str(one + 1)}) for one in range(8))
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    settings = {
+        "run": {"name": "sft", "steps": 99},
+        "model": {"path": "fake"},
+        "experts": {"source": "jsonl:sums.jsonl", "per_batch": 1},
+        "trainer": {"algorithm": "sft", "backend": "fake", "max_skips_in_a_row": 2},
+        "backends": {"fake": {"nan_at": [2, 3]}},
+        "transport": {"partitions": 2},
+    }
+    said = io.StringIO()
+    result = rftstream.run(loader.from_dict(settings), progress="none", stream=said)
+    assert (result.reason, result.version) == ("failed", 4)
+    folder = RunFolder(tmp_path / "runs" / "sft")
+    assert folder.exists() and folder.log.exists() and folder.weights.exists()
+    assert "run files of the host that trains" not in said.getvalue()
+
+
+def test_ctrl_c_leaves_the_name_free_only_before_a_worker_has_begun(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = loader.load([run_file])
-    monkeypatch.setattr(session, "worker_commands", interrupted)
+    """A run that has ended stays, though its trackers were not waited for."""
+    config, folder = loader.load([run_file]), RunFolder(tmp_path / "runs" / "tiny")
+    for where in ("fetch_initial", "worker_commands", "Watch"):
+        with monkeypatch.context() as patch:
+            patch.setattr(session, where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                rftstream.run(config, progress="none", stream=io.StringIO())
+        assert folder_choice.choose_folder(config, None) == folder
+    monkeypatch.setattr(session.Supervisor, "all_left", True)
+    monkeypatch.setattr(session.RunSession, "_close_trackers", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rftstream.run(config, progress="none", stream=io.StringIO())
-    assert folder_choice.choose_folder(config, None) == RunFolder(tmp_path / "runs" / "tiny")
+    assert folder.log.exists() and folder.exists()
     assert processes_of(tmp_path) == []
 
 
-def interrupted(*_: object) -> None:
+def interrupted(*_: object, **more: object) -> None:
     raise KeyboardInterrupt
 
 
