@@ -25,6 +25,10 @@ NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:[./][\w-]+)+)=(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 INTERPOLATION = re.compile(r"\$\{(?:(?P<kind>oc\.\w+):)?(?P<name>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
+PAIR = re.compile(r"[A-Za-z_]\w*=")
+LAUNCHERS = ("accelerate", "launch", "torchrun", "deepspeed", "python", "python3", "trl", "uv")
+END = re.compile(r"[&|;]|\d?[<>]")
+"""Words that end a command."""
 HYDRA = {"n": "--config-name", "p": "--config-path"}
 MOST_LINES = 100
 """Lines that one quoted text may have."""
@@ -237,15 +241,21 @@ class Launch:
     settings: dict[str, Any]
     processes: int | None
     trainer: str | None
+    environment: dict[str, str]
+    """Variables that the shell script gives to it."""
 
 
 def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
     """Return the command in a shell script that launches a training of TRL: `accelerate launch train.py --config
     grpo.yaml --seed 1`, or `trl grpo --config grpo.yaml`. ConfigError if there is none."""
-    exported: dict[str, Any] = {}
+    variables: dict[str, str] = {}
+    environment: dict[str, str] = {}
     for words in shell_commands(path):
-        if project := next((word[14:] for word in words if word.startswith("WANDB_PROJECT=")), ""):
-            exported["wandb_project"] = project
+        pairs = [one.partition("=")[::2] for one in words if PAIR.match(one)]
+        if words[0] == "export":
+            named = {one: variables[one] for one in words[1:] if one in variables}
+            environment |= named | dict(pairs)
+        variables |= dict(pairs)
         place = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
         trainer = None
         if place is None and "trl" in words[:-1] and words[words.index("trl") + 1] in trainers:
@@ -253,15 +263,23 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             trainer = words[place]
         if place is None:
             continue
-        launcher, given = _flags(words[:place]), _flags(words[place + 1 :])
+        starts = [number for number, word in enumerate(words[:place]) if word.rpartition("/")[2] in LAUNCHERS]
+        ends = [number for number, word in enumerate(words) if number > place and END.match(word)]
+        launcher, given = (
+            _flags(words[max(starts, default=0) : place]),
+            _flags(words[place + 1 : ends[0] if ends else None]),
+        )
+        before = next((number for number, word in enumerate(words) if not PAIR.match(word)), 0)
+        environment |= dict(one.partition("=")[::2] for one in words[:before])
         files = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
         if trainer:  # trl's own command takes the flags of accelerate, too
             launcher |= {name: given.pop(name) for name in ("accelerate_config", "num_processes") if name in given}
         counts = (launcher.pop(name, None) for name in ("num_processes", "nproc_per_node", "nproc-per-node"))
         processes = next((one for one in counts if isinstance(one, int)), None)
-        settings = {**exported, **{f"launcher.{name}": value for name, value in launcher.items()}, **given}
+        project = {"wandb_project": environment["WANDB_PROJECT"]} if "WANDB_PROJECT" in environment else {}
+        settings = {**project, **{f"launcher.{name}": value for name, value in launcher.items()}, **given}
         found = tuple(_beside(path, name) for name in files)
-        return Launch(files=found, settings=settings, processes=processes, trainer=trainer)
+        return Launch(files=found, settings=settings, processes=processes, trainer=trainer, environment=environment)
     raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
 
 

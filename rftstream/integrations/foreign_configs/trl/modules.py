@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rftstream.integrations.foreign_configs.trl.maps import Values
@@ -230,6 +231,8 @@ class Script:
     """Fields of the script's own dataclasses."""
     own_taken: set[str] = field(default_factory=set)
     """Those, unknown to TRL, whose given values were taken."""
+    configs: set[Path] = field(default_factory=set)
+    """Files of settings that the script loads itself."""
     makes_chats: bool = False
     """Whether messages are written in the script."""
 

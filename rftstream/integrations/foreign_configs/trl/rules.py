@@ -21,7 +21,13 @@ from rftstream.integrations.foreign_configs.trl.losses import put_correction, pu
 from rftstream.integrations.foreign_configs.trl.modules import UNREAD, Script
 from rftstream.integrations.foreign_configs.trl.script import ScriptReader
 from rftstream.integrations.foreign_configs.trl.sources import DatasetRules, with_evaluation
-from rftstream.integrations.foreign_configs.trl.training import evaluated_every, put_in_steps, put_model, put_objective
+from rftstream.integrations.foreign_configs.trl.training import (
+    evaluated_every,
+    put_in_steps,
+    put_model,
+    put_objective,
+    put_tools,
+)
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
@@ -36,9 +42,11 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     """Return the run file for a training script, a YAML config, or both together, or for the shell script that launches
     them."""
     files, launched = launched_files(files, tuple(ALGORITHMS))
+    is_counted = gpus is None
     unknown: dict[str, str] = {}
     if launched is not None:
-        unknown = {name: str(one) for name, one in launched.settings.items() if "$" in str(one)}
+        shown = ((name, str(one)) for name, one in launched.settings.items() if not name.startswith("launcher."))
+        unknown = {name: text for name, text in shown if "$" in text}
         for name in unknown:
             del launched.settings[name]
         gpus, trainer = launched.processes if gpus is None else gpus, trainer or launched.trainer
@@ -47,7 +55,9 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     parsed = merged(given) | flags
     scripts = [path for path in files if path.suffix not in (".yaml", ".yml")]
     for path in scripts:
-        script = ScriptReader(path, parsed if given or launched else None, known).read()
+        environment = launched.environment if launched else {}
+        script = ScriptReader(path, parsed if given or launched else None, known, environment).read()
+        given = [one for one in given if one[0].resolve() not in script.configs]
         given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
     if "reward_funcs" in script.settings:  # a YAML's are names for the script
         for _, named in given[: -len(scripts)]:
@@ -69,6 +79,13 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     conversion = Conversion("TRL", settings, defaults, TABLES["decided"], [*known, *script.own])
     conversion.algorithm = ALGORITHMS[kind]
     processes = (launched.processes if launched is not None else None) or count or gpus
+    machines = settings.get("launcher.num_machines")
+    if is_counted and gpus and isinstance(machines, int) and machines > 1:
+        conversion.ask(
+            f"{gpus} processes on {machines} machines: the run file places all roles on one, of {gpus // machines} "
+            "GPUs; deploy/README.md says how roles are on several"
+        )
+        gpus //= machines
     rules = _TrlRules(conversion, kind, gpus, script, path, processes or 1)
     if unread and not processes:
         conversion.ask(f"{unread} {MORE_PROCESSES}")
@@ -253,7 +270,7 @@ class _TrlRules:
                 c.put("explorer.policy", "vllm", "use_vllm")
             else:
                 c.leave("use_vllm", "with --gpus 0 the run's own engine samples, on CPUs")
-            apart = self._gpus if mode == "server" else None
+            apart = self._gpus if mode == "server" and self._processes <= (self._gpus or 0) else None
             c.place(self._gpus, f"vllm_mode {mode!r}, --gpus {self._gpus}", apart=apart)
         else:
             c.place(self._gpus, f"--gpus {self._gpus}")
@@ -263,7 +280,8 @@ class _TrlRules:
         c.put(f"{taskset}.shuffle", c.get("shuffle_dataset"), "shuffle_dataset")
         self._put_rewards(taskset, "reward_funcs, reward_weights")
         is_evaluated = c.get("eval_dataset_name") or "eval_dataset" in self._script.unreadable
-        self._tools([taskset, *(["evaluations.held-out"] if is_evaluated else [])])
+        if tools := put_tools(c, [taskset, *(["evaluations.held-out"] if is_evaluated else [])], self._module):
+            self._copy(tools, f"{self._module}_tools")
         if is_evaluated:
             held_out = self._datasets.source("eval_")
             for key, value in held_out.settings.items():
@@ -384,32 +402,6 @@ class _TrlRules:
             c.ask(f"copy {name}, with what it uses, to {self._module}_rewards.py beside the run file")
         own.append(name)
         return f"{self._module}_rewards:{name}"
-
-    def _tools(self, sections: list[str]) -> None:
-        c = self._c
-        if tools := c.get("tools"):
-            module = f"{self._module}_tools"
-            for section in sections:
-                c.put(f"{section}.environment", "tools", "tools")
-            read = [one for one in tools if isinstance(one, str)]
-            c.put("environments.tools.tools", [one if ":" in one else f"{module}:{one}" for one in read], "tools")
-            self._copy([one for one in read if ":" not in one], module)
-            for one in tools:
-                if isinstance(one, dict):
-                    c.ask(f"a tool could not be read ({next(iter(one.values()))}): add it to environments.tools.tools")
-            turns, name = c.get("max_tool_calling_iterations"), "max_tool_calling_iterations"
-            said = f"{name} {turns} + the answer" if turns else f"{name}: without a limit there"
-            c.put("environments.tools.max_turns", turns + 1 if turns else 100, said)
-        for name in ("environment_factory", "rollout_func"):
-            if (made := c.get(name)) is not None:
-                place = f"{self._module}_environment:write_this_environment"
-                for section in sections:
-                    c.put_placeholder(f"{section}.environment", place, name)
-                c.ask(
-                    f"{name} {made}: write it as an environment (docs/extending.md, or as tools with a state), and put "
-                    f"its name in the place of {place!r}; a reward that reads `environments` is the environment's own "
-                    'then, of each turn: reward = "environment"'
-                )
 
     # ------------------------------------------------------------------------------------ SFT, DPO, reward
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
+from rftstream.integrations.foreign_configs.trl.configs import ConfigFiles
 from rftstream.integrations.foreign_configs.trl.loaded import loaded_as, made_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
 from rftstream.integrations.foreign_configs.trl.rest import unread_statements
@@ -77,9 +78,15 @@ TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
 class ScriptReader:
     """Reads one script. `read` is called once."""
 
-    def __init__(self, path: Path, parsed: Mapping[str, Any] | None, known: Sequence[str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        parsed: Mapping[str, Any] | None,
+        known: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """`parsed`: the settings of the command line and of its YAML, if they are given. `known`: the names of all
-        settings that a command line has."""
+        settings that a command line has. `environment`: variables that the shell gives to the script."""
         text = read_text(path)
         try:
             self._tree = ast.parse(text)
@@ -94,6 +101,8 @@ class ScriptReader:
         self.scope = Scope(decide=self.holds).add(self._tree.body)
         self.read_statements: set[int] = set()
         """Ids of statements, beside those that bind a name, that a rule has read."""
+        self._configs = ConfigFiles(self, self._tree, path.parent)
+        self._exported = environment or {}
         self._environment: dict[str, Any] = {}
         self._arguments_taken: set[str] = set()
         self._classes = classes = [node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)]
@@ -163,6 +172,7 @@ class ScriptReader:
         left = unread_statements(bodies, call, functions, self.read_statements)
         script.unread_statements = [f"{UnreadableExpression(one)}: {BY_HAND}" for one in [*own, *left]]
         more = (one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one))
+        script.configs = self._configs.read
         script.unread_statements += [f"{UnreadableExpression(one)}: {ANOTHER_TRAINER}" for one in more]
         return script
 
@@ -255,12 +265,19 @@ class ScriptReader:
             return True
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("environ.get", "getenv")):
             return self._of_environment(node, scope)
+        if isinstance(node, ast.Call) and self._configs.is_loaded(node):
+            return self._configs.load(node, scope)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            key, *default = (self.value(one, scope) for one in node.args)
+            return self.value(node.func.value, scope).get(key, *default)
         if isinstance(node, ast.Call) and last_name(node.func) == "dict" and not node.args:
             return {one.arg: self.value(one.value, scope) for one in node.keywords}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXTS:
             said = str(self.value(node.func.value, scope))
             return getattr(said, node.func.attr)(*(self.value(one, scope) for one in node.args))
-        if isinstance(node, ast.Subscript) and not ast.unparse(node.value).endswith("environ"):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+            return self._exported_as(str(self.value(node.slice, scope)), node)
+        if isinstance(node, ast.Subscript):
             return self.value(node.value, scope)[self.value(node.slice, scope)]
         if isinstance(node, (ast.Name, ast.IfExp)):
             return self.value(*self.resolved(node, scope))
@@ -269,13 +286,21 @@ class ScriptReader:
         raise UnreadableExpression(node)
 
     def _of_environment(self, node: ast.Call, scope: Scope) -> Any:
-        """Return the default of an environment variable."""
+        """Return an environment variable as the launch gives it, or its default."""
         given = [*node.args, *(one.value for one in node.keywords if one.arg == "default")]
+        name = str(self.value(given[0], scope))
+        if name in self._exported:
+            return self._exported_as(name, node)
         if len(given) < 2:
             raise UnreadableExpression(node, "which has no default")
-        name, default = (self.value(one, scope) for one in given[:2])
-        self._environment[str(name)] = default
+        self._environment[name] = default = self.value(given[1], scope)
         return default
+
+    def _exported_as(self, name: str, node: ast.AST) -> str:
+        """Return an environment variable as the launch gives it."""
+        if name not in self._exported or "$" in self._exported[name]:
+            raise UnreadableExpression(node, "which only the shell knows" if name in self._exported else "")
+        return self._exported[name]
 
     def _is_parsed(self, node: ast.AST, scope: Scope) -> bool:
         """Return whether a value comes from TRL's command line, whose settings are given."""
@@ -318,6 +343,9 @@ class ScriptReader:
                     return self.value(said["default"], scope)
                 if "action" in said and (action := str(self.value(said["action"], scope))).startswith("store_"):
                     return {"store_true": False, "store_false": True}[action]
+        with contextlib.suppress(*UNKNOWN):
+            if isinstance(settings := self.value(node.value, scope), dict):
+                return settings[node.attr]
         raise UnreadableExpression(node)
 
     # ------------------------------------------------------------------------------- arguments of a trainer
@@ -330,7 +358,7 @@ class ScriptReader:
                 value = self.value(one.value, scope)
                 found |= {str(key): item for key, item in value.items()} if one.arg is None else {one.arg: value}
             except UNKNOWN as error:
-                script.unreadable[f"{prefix}{one.arg or '**'}"] = str(error)
+                script.unreadable[f"{prefix}{one.arg or f'**{ast.unparse(one.value)}'}"] = str(error)
         return found
 
     def _called(self, node: ast.AST, scope: Scope) -> tuple[ast.Call, Scope]:

@@ -1,5 +1,5 @@
-"""Conversion rules for how TRL trains: data type, four bits, adapter and optimizer of the model, and what transformers
-counts in optimizer steps: evaluations, and the end of a schedule."""
+"""Conversion rules for how TRL trains: data type, four bits, adapter and optimizer of the model, what transformers
+counts in optimizer steps (evaluations, the end of a schedule), and tools."""
 
 from __future__ import annotations
 
@@ -90,3 +90,30 @@ def put_objective(c: Conversion, kind: str) -> None:
             f"packing: TRL's batch has blocks of {c.get('max_length')} tokens, of several rows each, here rows: set "
             "experts.per_batch to as many as are in these blocks; run.steps and the warm-up follow from it"
         )
+
+
+def put_tools(c: Conversion, sections: list[str], script: str) -> list[str]:
+    """Write the tools of these sections, or the environment that is to be written in their place. Return the functions
+    of the script, of this name, that are tools."""
+    read = [one for one in c.get("tools") or () if isinstance(one, str)]
+    if tools := c.get("tools"):
+        for section in sections:
+            c.put(f"{section}.environment", "tools", "tools")
+        c.put("environments.tools.tools", [one if ":" in one else f"{script}_tools:{one}" for one in read], "tools")
+        for one in tools:
+            if isinstance(one, dict):
+                c.ask(f"a tool could not be read ({next(iter(one.values()))}): add it to environments.tools.tools")
+        turns, name = c.get("max_tool_calling_iterations"), "max_tool_calling_iterations"
+        said = f"{name} {turns} + the answer" if turns else f"{name}: without a limit there"
+        c.put("environments.tools.max_turns", turns + 1 if turns else 100, said)
+    for name in ("environment_factory", "rollout_func"):
+        if (made := c.get(name)) is not None:
+            place = f"{script}_environment:write_this_environment"
+            for section in sections:
+                c.put_placeholder(f"{section}.environment", place, name)
+            c.ask(
+                f"{name} {made}: write it as an environment (docs/extending.md, or as tools with a state), and put "
+                f"its name in the place of {place!r}; a reward that reads `environments` is the environment's own "
+                'then, of each turn: reward = "environment"'
+            )
+    return [one for one in read if ":" not in one]
