@@ -16,7 +16,7 @@ from typing import Any
 from rftstream import faults
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import WeightsError
+from rftstream.errors import StoreUnreachable, WeightsError
 from rftstream.weights.publisher import Fault
 from rftstream.weights.stores.store import CHUNK_BYTES, ObjectStore
 
@@ -104,7 +104,7 @@ class CheckpointStore:
     ) -> tuple[VersionName, dict[str, Any]] | None:
         """Return the newest undamaged checkpoint in force whose state `fits`, and that state. Its files are read once:
         they are verified and, with an empty `folder`, copied into it. Damaged checkpoints are skipped with a
-        warning."""
+        warning. StoreUnreachable if the store does not answer: that says nothing of a checkpoint."""
         for name in reversed(self.names()):
             if not in_force(name):
                 continue
@@ -112,6 +112,8 @@ class CheckpointStore:
                 if not fits(name, self.state(name)):
                     continue
                 return name, self.verify(name) if folder is None else self.read(name, folder)
+            except StoreUnreachable:
+                raise
             except WeightsError as error:
                 logger.warning("checkpoint skipped, the one before is taken: %s", error)
                 if folder is not None:

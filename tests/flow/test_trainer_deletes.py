@@ -115,7 +115,7 @@ def test_damaged_ones_are_passed_over_and_without_any_it_says_what_is_missing(tm
     [
         ("checkpoints/", 2, "no checkpoint", "one of 1/6, 1/8"),
         ("", 20, "no checkpoint", "the weights that the log names"),  # which names no checkpoint, as none was deleted
-        ("damaged", 20, "a damaged checkpoint", "one of 1/2, 1/4, 1/6, 1/8"),
+        ("damaged", 20, "no usable checkpoint", "one of 1/2, 1/4, 1/6, 1/8"),
     ],
 )
 def test_a_store_that_lost_its_checkpoints_is_refused_until_the_run_goes_back_to_the_beginning(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import WeightsError
+from rftstream.errors import StoreUnreachable, WeightsError
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.stores.store import ObjectStore
 
@@ -122,6 +123,25 @@ def test_a_damaged_one_is_skipped(damage: str, tmp_path: Path, caplog: pytest.Lo
     restored.mkdir()
     with pytest.raises(WeightsError):
         checkpoints.read(name(1, 40), restored)
+
+
+@pytest.mark.parametrize("folder", [None, "restored"])
+def test_a_store_that_is_away_says_nothing_of_a_checkpoint(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
+) -> None:
+    """The one before is not taken in its place, nor is it called damaged."""
+    checkpoints, opened = CheckpointStore(store), store.open
+    for version in (20, 40):
+        checkpoints.write(name(1, version), fill, {})
+
+    def open_or_not(place: str) -> IO[bytes]:
+        if place.startswith("checkpoints/000001-00000040/files"):
+            raise StoreUnreachable(f"{place}: given up")
+        return opened(place)
+
+    monkeypatch.setattr(store, "open", open_or_not)
+    with pytest.raises(StoreUnreachable):
+        checkpoints.newest(folder=None if folder is None else tmp_path)
 
 
 def test_what_is_deleted_leaves_nothing(store: ObjectStore) -> None:
