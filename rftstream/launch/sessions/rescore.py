@@ -68,6 +68,10 @@ def rescore(
     config = _config(source, folder, reward, sets)
     planned = plan(config, Purpose.build)
     config = planned.config
+    if new_answers and all(grows(section.source) for section in config.tasksets.values()):
+        raise ConfigError(
+            "--new-answers: all problems come from the run itself, and have the same answers; leave it out"
+        )
     for note in planned.notes:
         say(note)
     scorers = {} if by_people else _scorers(config)  # before anything is made

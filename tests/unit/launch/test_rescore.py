@@ -63,8 +63,28 @@ def test_new_answers_are_those_of_the_same_question(run: OpenRun, tmp_path: Path
             found = {one.message.ids.sequence: one.message.problem.answer for one in Log(target).messages(topic)}  # type: ignore[union-attr]
             assert found == {0: "0", 1: "mended", 2: "2", 3: "moved", 4: "4", 5: "5"}
         assert not audit(target).problems
-    told = "sums: 2 of 6 problems have another answer or columns now; 3 are not in the data, or in several forms"
+    told = "sums: 2 of 6 problems have another answer or columns now; 3 are not there by their prompt, or in several"
     assert said[-1].startswith(told)
+
+
+def test_new_answers_are_found_where_a_question_shows_an_image(run: OpenRun, tmp_path: Path) -> None:
+    """The feeder has put it into the run's store, which the new records name, too."""
+    config = small_run(tasksets={"sums": {"source": "squares"}})
+    now, log, said = open_taskset("sums", config.tasksets["sums"], config), SyntheticLog(run.transport), list[str]()
+    for one in (one for number in range(2) for one in log.siblings(number)):
+        (message,) = (problem := now.problem(one.sequence)).messages
+        kept = replace(message, media=(replace(message.media[0], url="store:media/one"),))
+        log.put("tasks", replace(task(one), problem=replace(problem, messages=(kept,), answer="wrong")))
+    with closing(EmbeddedTransport(tmp_path / "new")) as target:
+        create_log(target, run.config)
+        MendedImport(run.transport, target, "new", said.append, {"sums": now}).run(
+            lambda: make_manifest(run.config, "new", {}, 0.0)
+        )
+        for one in Log(target).messages("tasks"):
+            problem, sequence = one.message.problem, one.message.ids.sequence  # type: ignore[union-attr]
+            assert (problem.answer, problem.info) == (now.problem(sequence).answer, now.problem(sequence).info)
+            assert problem.messages[0].media[0].url == "store:media/one"
+    assert said[-1] == "sums: 2 of 2 problems have another answer or columns now"
 
 
 def tasks_of(path: Path, *rows: tuple[int, str]) -> Taskset:
