@@ -21,7 +21,11 @@ from rftstream.runs.observer import Observer
 from rftstream.transport.base import Transport
 
 _COMPARED = ("run.", "stages.", "sampling.", "feeder.", "buffer.", "trainer.", "algorithms.", "retention.")
-_REWARD = re.compile(r"(tasksets|evaluations)\..+?\.reward[. ]")
+_REWARD = re.compile(r"((tasksets|evaluations)\..+?\.reward|rewards)[. ]")
+_REACHED_BY = re.compile(
+    r"(url|api_key|timeout_s|tries|max_concurrent|cache_mib|cache_folder|price_\w+|sandbox_url|auth_token|wait_s|isolation)"
+)
+"""Settings of rewards that say how a host reaches a service, and not what scores."""
 _OF_A_HOST = ("run.name", "run.folder", "run.resume", "trainer.device", "trainer.colocate", "trainer.threads")
 
 
@@ -108,7 +112,7 @@ def check_files(role: str, transport: Transport, config: RunConfig, run_id: str)
 def check_rewards(transport: Transport, config: RunConfig, run_id: str) -> None:
     """Check that a worker that scores has the rewards of its run. ConfigError, with the differences, if not: its share
     of the rollouts would be scored by another reward."""
-    lines = [line for line in _differences(settings_on_log(transport)[0], config) if _REWARD.match(line)]
+    lines = [line for line in _differences(settings_on_log(transport)[0], config) if _is_of_a_reward(line)]
     if lines:
         raise ConfigError(
             f"{run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}; mend the files, "
@@ -146,4 +150,9 @@ def _of_training(lines: Sequence[str], config: RunConfig) -> list[str]:
     demonstrations alone."""
     counted = ("run.steps ",) if config.demonstrations_alone else ()
     own = (line for line in lines if not line.startswith((*_OF_A_HOST, *counted)))
-    return [line for line in own if line.startswith(_COMPARED) or _REWARD.match(line)]
+    return [line for line in own if line.startswith(_COMPARED) or _is_of_a_reward(line)]
+
+
+def _is_of_a_reward(line: str) -> bool:
+    setting = line.partition(" ")[0].rpartition(".")[2]
+    return _REWARD.match(line) is not None and not _REACHED_BY.fullmatch(setting)

@@ -79,6 +79,10 @@ def test_a_worker_that_scores_by_another_reward_than_the_run_is_refused(run: Ope
     ):
         check_files("evaluator", run.transport, other, "sums")
     assert check_files("explorer", run.transport, other, "sums") == [], "it scores nothing"
+    code = {"tolerance": 0.001, "sandbox_url": "http://here"}  # the latter is how this host reaches it
+    strict = config_of(tmp_path, 9, rewards={"code": code})
+    with pytest.raises(ConfigError, match=r"the run: rewards\.code\.tolerance unset -> 0\.001; mend"):
+        check_files("verifier", run.transport, strict, "sums")
     log = SyntheticLog(run.transport)
     log.trained[3] = 3
     log.step(3, epoch=2, resumed=True, config=loader.to_toml(other))
