@@ -4,7 +4,7 @@ In the order of reading:
 
     conversion  the target of a system's rules, and the report on each setting
     reading     YAML, TOML and shell scripts as flat settings
-    trl/scopes, maps, rows, loaded, configs, script     a training script of TRL
+    trl/scopes, beside, maps, rows, loaded, script     a training script of TRL
     trl/rest                            what no rule reads of it
     trl/modules                         what is copied out of it
     trl/files, sources, losses, training, rules

@@ -86,3 +86,65 @@ def test_a_script_gets_what_the_shell_exports_and_the_yaml_that_it_loads(tmp_pat
     script = LAUNCHED.replace('os.environ.get("MODEL", "m")', 'config["model"]')
     with pytest.raises(ConfigError, match=r"conf/train\.yaml is not beside"):
         convert_config("trl", written(tmp_path, {"train.py": script}))
+
+
+BESIDE = {
+    "main.py": """
+from trl import GRPOTrainer
+
+import settings
+from data import get_data
+from lib import REWARDS, scoring
+from lib.rewards import shorter
+
+args = settings.made("exp", lr=3e-6, seed=7)
+args.max_grad_norm = 0.5
+train, dev = get_data("rows.jsonl")
+GRPOTrainer(settings.MODEL, [*REWARDS, shorter(9), scoring.exact], args, train, dev).train()
+""",
+    "settings.py": """
+from trl import GRPOConfig
+from lib.names import NAME as MODEL
+
+BASE = dict(num_generations=4, max_steps=60)
+
+def made(out, *, lr=1e-6, **more):
+    return GRPOConfig(output_dir=out, learning_rate=lr, eval_strategy="steps", eval_steps=5, **BASE, **more)
+""",
+    "data.py": """
+from datasets import load_dataset
+
+def get_data(path):
+    rows = load_dataset("json", data_files=path, split="train")
+    asked = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["q"] + "?"}]})
+    return asked.select(range(10, 20)), asked.select(range(10))
+""",
+    "lib/__init__.py": "from .rewards import near\nREWARDS = [near]\n",
+    "lib/names.py": "NAME = 'big'\n",
+    "lib/scoring.py": "def exact(completions, **kwargs):\n    return [1.0 for _ in completions]\n",
+    "lib/rewards.py": """
+def near(completions, a, **kwargs):
+    return [0.5 for _ in completions]
+
+def shorter(limit):
+    def reward(completions, **kwargs):
+        return [float(len(one[0]["content"]) < limit) for one in completions]
+    return reward
+""",
+}
+
+
+def test_modules_beside_a_script_are_read_and_their_rewards_named(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    done = convert_config("trl", written(tmp_path, {**BESIDE, "rows.jsonl": '{"q": "a", "a": 1}\n' * 30})[:1])
+    values = tomllib.loads(done.run_file)
+    found = {"model.path": "big", "trainer.lr": 3e-6, "trainer.max_grad_norm": 0.5, "run.steps": 60, "run.seed": 7}
+    found |= {"feeder.group_size": 4, "evaluations.held-out.every": 5, "tasksets.train.source": "jsonl:rows.jsonl"}
+    found |= {"tasksets.train.options": {"template": "{q}?", "skip": 10, "size": 10}}
+    assert {key: setting(values, key) for key in found} == found
+    rewards = [one["name"] for one in values["tasksets"]["train"]["reward"]]
+    assert rewards == ["lib.rewards:near", "main_rewards:shorter_1", "lib.scoring:exact"]
+    assert "from lib.rewards import shorter\n" in done.modules[0].text
+    (tmp_path / "settings.py").write_text("MODEL = made_elsewhere()\n")
+    with pytest.raises(ConfigError, match=r"line 1 of settings\.py: made_elsewhere"):
+        convert_config("trl", [tmp_path / "main.py"])

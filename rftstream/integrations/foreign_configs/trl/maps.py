@@ -11,8 +11,9 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from rftstream.integrations.foreign_configs.trl.beside import Values
 from rftstream.integrations.foreign_configs.trl.scopes import (
     DEFINITIONS,
     UNKNOWN,
@@ -31,24 +32,6 @@ CHANGES = re.compile(r"\.(replace|translate|lower|upper)\(|\b(sub|int|float)\(")
 UNKNOWN_COLUMNS = ""
 """The name under which a row notes a function that could not be followed, after which each column may be another."""
 SKIPPED = (*DEFINITIONS, ast.Import, ast.ImportFrom, ast.Pass, ast.Assert, ast.Global)
-
-
-class Values(Protocol):
-    """The values of a script's expressions. ScriptReader is one."""
-
-    scope: Scope
-    """The scope of the module."""
-    read_statements: set[int]
-    """Ids of statements, beside those that bind a name, that a rule has read."""
-
-    def value(self, node: ast.AST, scope: Scope) -> Any:
-        """Return the value of an expression. UnreadableExpression if running the script would be needed."""
-
-    def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
-        """Follow names to their value, and return the node with the scope in which to evaluate it."""
-
-    def holds(self, test: ast.expr, scope: Scope) -> bool:
-        """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
 
 
 @dataclass(frozen=True, slots=True)

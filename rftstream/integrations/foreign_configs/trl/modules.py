@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rftstream.integrations.foreign_configs.trl.maps import Values
+from rftstream.integrations.foreign_configs.trl.beside import Values
 from rftstream.integrations.foreign_configs.trl.scopes import (
     DEFINITIONS,
     UNKNOWN,
@@ -55,7 +55,8 @@ class ScriptCode:
         made = node.args[0] if of_partial else node.func
         missing: list[str] = []
         self._collect(names_in(node), {}, missing)
-        own = isinstance(made, ast.Name) and any(isinstance(one.value, DEFINITIONS) for one in self._bindings(made.id))
+        bound = [one.value for one in self._bindings(made.id)] if isinstance(made, ast.Name) else []
+        own = any(isinstance(one, (*DEFINITIONS, ast.ImportFrom)) for one in bound)
         if missing or not own:
             return None
         base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", ast.unparse(made)).lower()
@@ -282,7 +283,11 @@ class FunctionReader:
                     if isinstance(listed, (ast.List, ast.Tuple, ast.ListComp)):
                         return self.read(returned[0], inside)
         if isinstance(found, (ast.List, ast.Tuple)):
-            return [self._function_or_text(one, around) for one in found.elts]
+            parts = (
+                self.read(one.value, around) if isinstance(one, ast.Starred) else [self._function_or_text(one, around)]
+                for one in found.elts
+            )
+            return [one for part in parts for one in part]
         if isinstance(found, ast.ListComp) and isinstance(found.elt, ast.Subscript):
             with contextlib.suppress(*UNKNOWN):
                 return self._looked_up(found, found.elt, around)
@@ -325,14 +330,18 @@ class FunctionReader:
         """Return the name of a function, with the module if it is imported. A string is the name of a model."""
         if isinstance(node, ast.Constant):
             return {"model": node.value}
-        if isinstance(node, ast.Lambda):
+        if isinstance(node, ast.Attribute) and (module := self._reader.beside.module(node.value, scope)) is not None:
+            return f"{module}:{node.attr}"
+        if isinstance(node, ast.Lambda) and not scope.module:
             return self._code.name_lambda(node)
         if isinstance(node, ast.Name):
             found, around = scope.find(node)
             if isinstance(found, ast.ImportFrom):
                 names = {one.asname or one.name: one.name for one in found.names}
-                return f"{found.module}:{names[node.id]}"
+                return f"{self._reader.beside.whole_name(found, around.module)}:{names[node.id]}"
             is_here = isinstance(found, (*DEFINITIONS, ast.Lambda))
+            if is_here and around.module:
+                return f"{around.module.removesuffix('.__init__')}:{node.id}"
             return node.id if is_here else self._function(found, around)
         is_made = isinstance(node, ast.Call) and not isinstance(named(node.func, scope), DEFINITIONS)
         if is_made and isinstance(node, ast.Call) and last_name(node.func) == "get_soft_overlong_punishment":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from rftstream.integrations.foreign_configs.trl.beside import Values
 from rftstream.integrations.foreign_configs.trl.maps import (
     MARKER,
     PLACE,
@@ -21,7 +22,6 @@ from rftstream.integrations.foreign_configs.trl.maps import (
     Text,
     Unproven,
     Value,
-    Values,
     mapped,
 )
 from rftstream.integrations.foreign_configs.trl.scopes import (
@@ -79,16 +79,29 @@ class DatasetReader:
                 pairs = given[0] if name == "rename_columns" else {given[0]: given[1]}
                 return before, rows.merged({new: rows.get(old) for old, new in pairs.items()})
             return {**before, **self._changed(name, node, scope, before)}, rows
-        if isinstance(function, ast.FunctionDef):
-            inside = self._reader.scope.inside(function, node, scope)
-            returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
-            if len(returned) == 1:
-                return self._read(returned[0], inside)
+        if (made := self._returned(node, scope)) is not None:
+            return self._read(*made)
         raise UnreadableExpression(node)
+
+    def _returned(self, node: ast.expr, scope: Scope) -> tuple[ast.expr, Scope] | None:
+        """Return what a call of a function returns, of the script or of a module beside it, if that is one expression,
+        and the scope in which to evaluate it."""
+        try:
+            call, around = self._reader.resolved(node, scope)
+            function, home = self._reader.resolved(call.func, around) if isinstance(call, ast.Call) else (call, around)
+        except UnreadableExpression:
+            return None
+        if not isinstance(call, ast.Call) or not isinstance(function, ast.FunctionDef):
+            return None
+        found = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
+        return (found[0], home.inside(function, call, around)) if len(found) == 1 else None
 
     def _part(self, node: ast.Subscript, scope: Scope) -> tuple[Settings, Row]:
         """Return a dataset of several: by the name of its split, or by its place in a list of splits."""
-        (found, rows), part = self._read(node.value, scope), self._reader.value(node.slice, scope)
+        part = self._reader.value(node.slice, scope)
+        if (made := self._returned(node.value, scope)) is not None and isinstance(made[0], ast.Tuple):
+            return self._read(made[0].elts[part], made[1])
+        found, rows = self._read(node.value, scope)
         if "dataset.train_test_split" in found and "dataset.part" not in found:
             return {**found, "dataset.part": part}, rows
         splits = found.get("dataset_train_split")

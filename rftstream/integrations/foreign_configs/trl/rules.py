@@ -318,18 +318,21 @@ class _TrlRules:
             weights = [*weights, *[1.0] * len(named)][: len(named)]
         rewards: list[dict[str, Any]] = []
         own: list[str] = []
+        imported: list[str] = []
         unread: list[str] = []
         for number, one in enumerate(named):
             if isinstance(one, dict) and UNREAD in one:
                 unread.append(one[UNREAD])
                 name: str | None = f"{self._module}_rewards:{PLACEHOLDER}"
             else:
-                name = self._reward(one, own, None if weights is None else weights[number])
+                name = self._reward(one, own, imported, None if weights is None else weights[number])
             if name is not None:
                 weight = {} if weights is None else {"weight": float(weights[number])}
                 rewards.append({"name": name, **weight})
         if own:
             self._copy(own, f"{self._module}_rewards")
+        if imported:
+            c.ask(f"{', '.join(dict.fromkeys(imported))} must be importable where the run file lies")
         if not rewards:
             unread.append(self._script.unreadable.get("reward_funcs", "none is named"))
             rewards = [{"name": f"{self._module}_rewards:{PLACEHOLDER}"}]
@@ -364,8 +367,9 @@ class _TrlRules:
         is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)
         return is_theirs and (name in REWARDS or name in TRLS_REWARDS)
 
-    def _reward(self, one: Any, own: list[str], weight: float | None) -> str | None:
-        """Return the name here of one reward, or None if it becomes a setting. `own` gets the script's functions."""
+    def _reward(self, one: Any, own: list[str], imported: list[str], weight: float | None) -> str | None:
+        """Return the name here of one reward, or None if it becomes a setting. `own` gets the script's functions,
+        `imported` those of other modules."""
         c = self._c
         if isinstance(one, dict) and "model" in one:
             c.put("rewards.reward_model.path", one["model"], "reward_funcs: a model")
@@ -391,12 +395,10 @@ class _TrlRules:
             module, _, name = name.rpartition(".")
         if module:
             is_theirs = module.partition(".")[0] == "trl"
-            needs = (
-                "needs TRL beside rftstream: pip install trl"
-                if is_theirs
-                else "must be importable where the run file lies"
-            )
-            c.ask(f"{module}:{name} {needs}")
+            if is_theirs:
+                c.ask(f"{module}:{name} needs TRL beside rftstream: pip install trl")
+            else:
+                imported.append(f"{module}:{name}")
             return f"{module}:{name}"
         if self._script.code is None:
             c.ask(f"copy {name}, with what it uses, to {self._module}_rewards.py beside the run file")

@@ -15,7 +15,8 @@ class UnreadableExpression(Exception):
     """An expression whose value is known only by running the script."""
 
     def __init__(self, node: ast.AST, reason: str = "") -> None:
-        super().__init__(f"line {getattr(node, 'lineno', '?')}: {shown(node)}{f', {reason}' if reason else ''}")
+        file = f" of {node.source}" if hasattr(node, "source") else ""
+        super().__init__(f"line {getattr(node, 'lineno', '?')}{file}: {shown(node)}{f', {reason}' if reason else ''}")
 
 
 def shown(node: ast.AST) -> str:
@@ -57,9 +58,14 @@ class Scope:
         """`decide`: whether a condition holds; UnreadableExpression if only the script's run decides it."""
         self.outer = outer
         self._decide: Callable[[ast.expr, Scope], bool] | None = decide or (outer._decide if outer else None)
+        self.module: str = outer.module if outer else ""
+        """Name of the module that it is in; empty for the script."""
         self.bound: list[Binding] = []
         self.changed: list[Binding] = []
         """Calls of methods on names, `rewards.append(one)`: the name, and the call as its value."""
+
+    def outermost(self) -> Scope:
+        return self if self.outer is None else self.outer.outermost()
 
     def holds(self, test: ast.expr | None) -> bool:
         """Return whether a condition holds. UnreadableExpression if only the script's run decides it."""
@@ -148,10 +154,17 @@ class Scope:
         scope = Scope(self)
         names = [one.arg for one in node.args.args]
         given: dict[str, ast.expr] = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
+        named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        given |= {one.arg: value for one, value in named if value is not None}
+        names += [one.arg for one in node.args.kwonlyargs]
         if call is not None:
             given |= dict(zip(names, _unpacked(call.args, len(names)), strict=False))
             given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         scope.bound += [Binding(name, value, node, caller or self) for name, value in given.items()]
+        if node.args.kwarg is not None:
+            more = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg not in names} if call else {}
+            rest = ast.Dict([None if name is None else ast.Constant(name) for name in more], list(more.values()))
+            scope.bound.append(Binding(node.args.kwarg.arg, rest, node, caller or self))
         return scope.add(node.body)
 
 

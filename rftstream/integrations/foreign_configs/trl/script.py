@@ -18,8 +18,8 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
-from rftstream.integrations.foreign_configs.trl.configs import ConfigFiles
-from rftstream.integrations.foreign_configs.trl.loaded import loaded_as, made_of
+from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside
+from rftstream.integrations.foreign_configs.trl.loaded import ConfigFiles, loaded_as, made_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
 from rftstream.integrations.foreign_configs.trl.rest import unread_statements
 from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
@@ -101,11 +101,16 @@ class ScriptReader:
         self.scope = Scope(decide=self.holds).add(self._tree.body)
         self.read_statements: set[int] = set()
         """Ids of statements, beside those that bind a name, that a rule has read."""
+        self.beside = ModulesBeside(self._tree, path.parent, self.holds)
         self._configs = ConfigFiles(self, self._tree, path.parent)
         self._exported = environment or {}
         self._environment: dict[str, Any] = {}
         self._arguments_taken: set[str] = set()
         self._classes = classes = [node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)]
+        classes = [
+            *classes,
+            *(one for tree in self.beside.trees for one in ast.walk(tree) if isinstance(one, ast.ClassDef)),
+        ]
         self._own = {name: default for one in classes for name, default in fields_of(one)}
         """Fields of the script's own dataclasses, which its command line has beside TRL's, and their defaults."""
         derived = (one for one in classes if any(last_name(base).endswith(ARGUMENTS) for base in one.bases))
@@ -123,7 +128,9 @@ class ScriptReader:
         script = Script(kind.lower(), functions=names, environment=self._environment)
         script.arguments, script.own, script.own_taken = self._arguments_taken, set(self._own), self._own_taken
         script.code = ScriptCode(self._path.name, self._lines, scope)
-        script.makes_chats = any(map(_is_message, every))
+        script.makes_chats = any(
+            _is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)
+        )
         datasets = DatasetReader(self)
         positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
@@ -218,11 +225,16 @@ class ScriptReader:
     def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
         """Follow names to their value, and choices whose condition is known. Return the node with the scope in which
         to evaluate it."""
-        while isinstance(node, (ast.Name, ast.IfExp)):
+        while isinstance(node, (ast.Name, ast.IfExp, ast.Attribute)):
             if isinstance(node, ast.IfExp):
                 node = node.body if self.holds(node.test, scope) else node.orelse
+            elif isinstance(node, ast.Name):
+                name, (node, scope) = node.id, scope.find(node)
+                node, scope = self.beside.find(node, name, scope)
+            elif (found := self.beside.attribute(node, scope)) is not None:
+                node, scope = found
             else:
-                node, scope = scope.find(node)
+                break
         return node, scope
 
     def holds(self, test: ast.expr, scope: Scope) -> bool:
@@ -282,7 +294,8 @@ class ScriptReader:
         if isinstance(node, (ast.Name, ast.IfExp)):
             return self.value(*self.resolved(node, scope))
         if isinstance(node, ast.Attribute):
-            return self._attribute(node, scope)
+            found, around = self.resolved(node, scope)
+            return self._attribute(node, scope) if found is node else self.value(found, around)
         raise UnreadableExpression(node)
 
     def _of_environment(self, node: ast.Call, scope: Scope) -> Any:
@@ -328,7 +341,7 @@ class ScriptReader:
                 return self._given[node.attr]
         if ast.unparse(node.value) in ("torch", "TaskType", "jnp"):
             return node.attr
-        for call in ast.walk(self._tree):
+        for call in (one for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)):
             if isinstance(call, ast.Call) and last_name(call.func) == "add_argument":
                 flags = [
                     str(one.value).lstrip("-").replace("-", "_") for one in call.args if isinstance(one, ast.Constant)
@@ -365,6 +378,11 @@ class ScriptReader:
         found, around = self.resolved(node, scope)
         if not isinstance(found, ast.Call):
             raise UnreadableExpression(node)
+        with contextlib.suppress(*UNKNOWN):
+            function, home = self.resolved(found.func, around)
+            returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
+            if isinstance(function, ast.FunctionDef) and len(returned) == 1:
+                return self._called(returned[0], home.inside(function, found, around))
         return found, around
 
     def _config(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
@@ -373,12 +391,13 @@ class ScriptReader:
             others = [one for one in self._changed if one.arg not in self._given]
             found = self.arguments(ast.Call(ast.Name("Config"), [], others), self.scope, script)
         else:
-            call, around = self._called(node, scope)
+            call, inside = self._called(node, scope)
+            around = self.resolved(node, scope)[1]
             if not last_name(call.func).endswith(ARGUMENTS):
                 raise UnreadableExpression(call, "its settings come from a command line or another place")
-            found = self.arguments(call, around, script)
+            found = self.arguments(call, inside, script)
             if call.args:
-                found.setdefault("output_dir", self.value(call.args[0], around))
+                found.setdefault("output_dir", self.value(call.args[0], inside))
         changed = re.compile(rf"{re.escape(ast.unparse(node))}\.(\w+)") if isinstance(node, ast.Name) else None
         for one in around.bound if changed is not None else ():
             if match := changed.fullmatch(one.name) if changed else None:
