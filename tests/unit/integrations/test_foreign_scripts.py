@@ -148,3 +148,45 @@ def test_modules_beside_a_script_are_read_and_their_rewards_named(tmp_path: Path
     (tmp_path / "settings.py").write_text("MODEL = made_elsewhere()\n")
     with pytest.raises(ConfigError, match=r"line 1 of settings\.py: made_elsewhere"):
         convert_config("trl", [tmp_path / "main.py"])
+
+
+UNSLOTH = """
+import argparse
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+from unsloth import FastLanguageModel
+from vllm import SamplingParams
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--limit", type=int, default=9)
+given = parser.parse_args()
+length = 64 * 2
+model, tokenizer = FastLanguageModel.from_pretrained(model_name="m", max_seq_length=length, fast_inference=True)
+tokenizer.chat_template = "{{ 'HEAD' }}".replace("HEAD", "h")
+end = "</a>" + tokenizer.eos_token
+
+def short(completions, **kwargs):
+    return [float(len(one) < given.limit and one.endswith(end)) for one in completions]
+
+sampling = SamplingParams(min_p=0.1, top_k=-1, stop=[tokenizer.eos_token], seed=3)
+data = load_dataset("rows", split="train").map(lambda row: {"image": row["image"].convert("RGB"), "prompt": [
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": row["q"].upper()}]}]})
+trainer = GRPOTrainer(model, short, GRPOConfig("o", vllm_sampling_params=sampling), data)
+trainer.train()
+model.save_lora("saved")
+"""
+
+
+def test_a_model_that_is_loaded_with_its_tokenizer_and_rows_with_images(tmp_path: Path) -> None:
+    done = convert_config("trl", written(tmp_path, {"train.py": UNSLOTH}))
+    values = tomllib.loads(done.run_file)
+    found = {"model.path": "m", "model.context": 128, "model.chat_template": "{{ 'h' }}", "sampling.min_p": 0.1}
+    found |= {"sampling.top_k": 0, "tasksets.train.source": "parquet:train_data.parquet"}
+    found |= {"tasksets.train.columns": {"messages": "prompt", "images": "image"}}
+    assert {key: setting(values, key) for key in found} == found
+    texts = {one.name: one.text for one in done.modules}
+    assert ".to_parquet(str(Path(__file__).with_name('train_data.parquet')))" in texts["write_train_data.py"]
+    rewards = texts["train_rewards.py"]
+    assert "tokenizer = AutoTokenizer.from_pretrained('m')" in rewards and "unsloth" not in rewards
+    assert "given = SimpleNamespace(limit=9)" in rewards
+    assert not any("reads this" in one or "could not be read" in one for one in done.to_do), done.to_do

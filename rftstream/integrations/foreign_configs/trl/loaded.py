@@ -17,6 +17,7 @@ from rftstream.integrations.foreign_configs.trl.scopes import UNKNOWN, Scope, Un
 
 LOADERS = {"yaml": ("safe_load", "full_load", "load"), "json": ("load", "loads"), "OmegaConf": ("load",)}
 HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
 """Methods that return the model that they are called on."""
 CHATTY = ("setup_chat_format", "clone_chat_template")
@@ -51,6 +52,10 @@ def loaded_as(reader: Arguments, node: ast.AST, scope: Scope, script: Script) ->
                 found["model.chat_format"] = last_name(call.func)
             elif isinstance(call, ast.Call) and last_name(call.func) == "from_pretrained":
                 for one in call.keywords:
+                    if one.arg == "max_seq_length":  # unsloth's
+                        with contextlib.suppress(*UNKNOWN):
+                            found["vllm_max_model_length"] = reader.value(one.value, scope)
+                            continue
                     if one.arg not in HOW_LOADED:
                         if one.arg not in HARMLESS["loaded"]:
                             found[f"from_pretrained.{one.arg}"] = ast.unparse(one.value)
@@ -68,6 +73,18 @@ def loaded_as(reader: Arguments, node: ast.AST, scope: Scope, script: Script) ->
                     except UNKNOWN as error:
                         script.unreadable[str(one.arg)] = str(error)
             node, scope = reader.resolved(origin, scope)
+    return found
+
+
+def sampling_of(reader: Values, call: ast.Call, scope: Scope) -> dict[str, Any]:
+    """Return the settings of sampling in unsloth's `vllm_sampling_params`."""
+    found: dict[str, Any] = {}
+    for one in call.keywords:
+        if one.arg in SAMPLED:
+            value = reader.value(one.value, scope)
+            found[str(one.arg)] = 0 if one.arg == "top_k" and value == -1 else value
+        else:
+            found[f"vllm_sampling_params.{one.arg}"] = ast.unparse(one.value)
     return found
 
 

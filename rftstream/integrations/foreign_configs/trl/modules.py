@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,9 +34,9 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 class ScriptCode:
     """The text of one script, with the scope that its trainer is made in."""
 
-    def __init__(self, name: str, lines: Sequence[str], scope: Scope) -> None:
+    def __init__(self, name: str, lines: Sequence[str], scope: Scope, reader: Values) -> None:
         self.name = name
-        self._lines, self._scope = lines, scope
+        self._lines, self._scope, self._reader = lines, scope, reader
         self._lambdas: dict[str, ast.Lambda | ast.Call] = {}
         self.renamed: dict[str, str] = {}
         """Columns that the copied functions read, and what they are called in the copy."""
@@ -81,8 +82,28 @@ class ScriptCode:
         texts = [(text, text.startswith(("import ", "from "))) for _, text in sorted(found.values())]
         imports = [text for text, is_import in texts if is_import]
         rest = [*(text for text, is_import in texts if not is_import), *made]
+        given = {name: one for name in missing if (one := self._given("\n".join(rest), name)) is not None}
+        missing = [name for name in missing if name not in given]
+        imports += ["from types import SimpleNamespace"] if given else []
+        rest = [*given.values(), *rest]
         head = f'"""Copied from {self.name} by `rftstream convert-config`."""'
         return "\n\n".join([head, *(["\n".join(imports)] if imports else []), spaced(rest)]) + "\n", missing
+
+    def _given(self, text: str, name: str) -> str | None:
+        """Return a statement that gives a name the arguments of the command line that this text reads of it, as they
+        are given or by default. None if they are not all known."""
+        every = list(ast.walk(ast.parse(text)))
+        read = [one for one in every if isinstance(one, ast.Attribute) and ast.unparse(one.value) == name]
+        if len(read) != sum(isinstance(one, ast.Name) and one.id == name for one in every):
+            return None
+        found: dict[str, Any] = {}
+        for one in read:
+            try:
+                last = ast.Name(name, ast.Load(), lineno=sys.maxsize)
+                found[one.attr] = self._reader.value(ast.Attribute(last, one.attr, ast.Load()), self._scope)
+            except UNKNOWN:
+                return None
+        return f"{name} = SimpleNamespace({', '.join(f'{key}={value!r}' for key, value in found.items())})"
 
     def words_of(self, names: Sequence[str]) -> set[str]:
         """Return the parameters and the texts in these functions."""
@@ -126,6 +147,11 @@ class ScriptCode:
                     missing.append(name)
                 continue
             for one in bindings:
+                if (model := self._tokenized(one)) is not None:
+                    text = f"{name} = AutoTokenizer.from_pretrained({model!r})"
+                    found.setdefault((id(one.statement), name), (one.statement.lineno, text))
+                    found.setdefault((0, ""), (0, "from transformers import AutoTokenizer"))
+                    continue
                 text, used = self._statement(one)
                 if name in self._readers:
                     for column, ours in self.renamed.items():
@@ -135,6 +161,18 @@ class ScriptCode:
                 new = [other for other in used if other not in seen]
                 waiting += new
                 seen.update(new)
+
+    def _tokenized(self, one: Binding) -> str | None:
+        """Return the model of a tokenizer that a script loads together with it, as unsloth's scripts do."""
+        call = one.value.value if isinstance(one.value, ast.Subscript) else None
+        if not isinstance(call, ast.Call) or last_name(call.func) != "from_pretrained":
+            return None
+        named = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "model_name")]
+        try:
+            place = self._reader.value(one.value.slice, one.scope) if isinstance(one.value, ast.Subscript) else 0
+            return str(self._reader.value(named[0], one.scope)) if place == 1 else None
+        except UNKNOWN:
+            return None
 
     def _bindings(self, name: str) -> list[Binding]:
         """Return what binds a name, in the innermost scope that has it; nothing if a branch decides it."""

@@ -12,10 +12,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 from rftstream.integrations.foreign_configs.reading import tables_of
 from rftstream.integrations.foreign_configs.trl.rows import UNCHANGED
-from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name
+from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, UnreadableExpression, last_name
 
 HARMLESS = {name: frozenset(words.split()) for name, words in tables_of("trl")["harmless"].items()}
 """Functions and methods, settings, and arguments of a loaded model that leave the training as it is."""
+BY_HAND = "nothing here reads this; if the training depends on it, it is to be set by hand"
+TEMPLATE = "the template of a run is model.chat_template, a file or a text; without it, the model's own"
 PATCHED = ("trl", "transformers", "peft")
 """Packages whose own parts a script may replace."""
 
@@ -44,6 +46,13 @@ def unread_statements(
                 used = {name for one in returned for name in _names_in(one)}
                 waiting.append((made.body, used | _parameters(made, call, touched)))
     return sorted(found.values(), key=lambda one: one.lineno)
+
+
+def to_do_about(node: ast.AST) -> str:
+    """Return what the user is told about a statement that no rule reads."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    sets_template = any(isinstance(one, ast.Attribute) and one.attr == "chat_template" for one in targets)
+    return f"{UnreadableExpression(node)}: {TEMPLATE if sets_template else BY_HAND}"
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -427,7 +427,10 @@ class _TrlRules:
             c.put("experts.held_out", share, "train_test_split")
             self._evaluated("experts.held_out_every")
         elif split := c.get("dataset.train_test_split"):
-            c.ask(f"train_test_split {split}: experts.held_out is a share of the rows; write it")
+            c.ask(
+                f"train_test_split {split}: its test rows are in no file; experts.held_out keeps a share of those that "
+                "are trained on, for held_out_loss: write it"
+            )
         for name in (held := [*c.names("eval_dataset"), *c.names("eval_load_dataset")]):
             c.get(name)
         if held and share is None:

@@ -19,9 +19,9 @@ from typing import Any
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
 from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside
-from rftstream.integrations.foreign_configs.trl.loaded import ConfigFiles, loaded_as, made_of
+from rftstream.integrations.foreign_configs.trl.loaded import ConfigFiles, loaded_as, made_of, sampling_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
-from rftstream.integrations.foreign_configs.trl.rest import unread_statements
+from rftstream.integrations.foreign_configs.trl.rest import to_do_about, unread_statements
 from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl.scopes import (
     UNKNOWN,
@@ -53,7 +53,6 @@ ELSEWHERE = {
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_r": 16, "lora_alpha": 32}}
 """Class of an adapter's settings -> its defaults: peft's, and those of TRL's command line."""
-BY_HAND = "nothing here reads this; if the training depends on it, it is to be set by hand"
 ANOTHER_TRAINER = (
     "another trainer, which is not in the run file: convert it from a script of its own, and join both as [[stages]] "
     "(docs/algorithms.md), or begin the one with model.init_from the other"
@@ -127,7 +126,7 @@ class ScriptReader:
         names |= {ast.unparse(node.targets[0]) for node in every if isinstance(node, ast.Assign)}
         script = Script(kind.lower(), functions=names, environment=self._environment)
         script.arguments, script.own, script.own_taken = self._arguments_taken, set(self._own), self._own_taken
-        script.code = ScriptCode(self._path.name, self._lines, scope)
+        script.code = ScriptCode(self._path.name, self._lines, scope, self)
         script.makes_chats = any(
             _is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)
         )
@@ -160,10 +159,15 @@ class ScriptReader:
                     script.settings[name] = self.value(node, scope)
             except UNKNOWN as error:
                 script.unreadable[name] = str(error)
-        for bound in scope.bound + self.scope.bound:  # os.environ["WANDB_PROJECT"] = ...
-            if "WANDB_PROJECT" in bound.name:
+        for bound in scope.bound + self.scope.bound:
+            is_template = bound.name.endswith(".chat_template")
+            if is_template or "WANDB_PROJECT" in bound.name:  # os.environ["WANDB_PROJECT"] = ...
                 with contextlib.suppress(*UNKNOWN):
-                    script.settings["wandb_project"] = self.value(bound.value, bound.scope)
+                    value = self.value(bound.value, bound.scope)
+                    if is_template and (not bound.is_known() or not isinstance(value, str)):
+                        continue
+                    script.settings["tokenizer.chat_template" if is_template else "wandb_project"] = value
+                    self.read_statements.add(id(bound.statement))
         trained = (one for one in every if isinstance(one, ast.Call) and last_name(one.func) == "train")
         for one in (keyword for call in trained for keyword in call.keywords):
             if one.arg == "resume_from_checkpoint" and isinstance(one.value, ast.Constant):
@@ -177,7 +181,7 @@ class ScriptReader:
             file = f"{name.removesuffix('set')}.jsonl"
             script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, given[name], file)
         left = unread_statements(bodies, call, functions, self.read_statements)
-        script.unread_statements = [f"{UnreadableExpression(one)}: {BY_HAND}" for one in [*own, *left]]
+        script.unread_statements = [to_do_about(one) for one in [*own, *left]]
         more = (one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one))
         script.configs = self._configs.read
         script.unread_statements += [f"{UnreadableExpression(one)}: {ANOTHER_TRAINER}" for one in more]
@@ -368,6 +372,9 @@ class ScriptReader:
         found: dict[str, Any] = {}
         for one in call.keywords:
             try:
+                if one.arg == "vllm_sampling_params":
+                    found = {**sampling_of(self, *self._called(one.value, scope)), **found}
+                    continue
                 value = self.value(one.value, scope)
                 found |= {str(key): item for key, item in value.items()} if one.arg is None else {one.arg: value}
             except UNKNOWN as error:

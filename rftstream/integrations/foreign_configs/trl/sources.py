@@ -123,7 +123,7 @@ class DatasetRules:
             if form is list:
                 columns = {"messages": column, **{name: one for name, one in columns.items() if name != "prompt"}}
             is_text = form is str
-        elif self._samples and not template and is_renamed:
+        elif self._samples and not template and (is_renamed or (of_file and not self._script.makes_chats)):
             c.ask(TEXTS)
         found = {
             "source": source,
@@ -141,7 +141,8 @@ class DatasetRules:
         names: dict[str, str] = c.get(f"{prefix}dataset.columns") or {}
         for name in c.names(f"{prefix}dataset.") + c.names(f"{prefix}dataset_") + c.names(f"{prefix}load_dataset"):
             c.get(name)  # all of it is in the rows that the script writes
-        source = self._by_hand(prefix, f"that the trainer gets: {'; '.join(changes)}, which no setting does")
+        place = f"that the trainer gets: {'; '.join(changes)}, which no setting does"
+        source = self._by_hand(prefix, place, shows_images=bool({"image", "images"} & set(names)))
         columns = self._columns({name: name for name in names if name not in ("messages", "prompt")})
         is_text = any("apply_chat_template" in one for one in changes)
         if self._samples and not is_text and (self._script.makes_chats or self._by_chat):
@@ -232,15 +233,17 @@ class DatasetRules:
         ends = [one for one in (taken, limits.get("size")) if one is not None]
         return limits, min(ends, default=None), f", train_test_split {name} {size}: {held} rows are held out"
 
-    def _by_hand(self, prefix: str, place: str, *, is_loaded: bool = False) -> str:
+    def _by_hand(self, prefix: str, place: str, *, is_loaded: bool = False, shows_images: bool = False) -> str:
         """Ask the user for a file with the rows of a dataset, and return the source that reads it. `is_loaded`: the
-        rows as they are loaded, not as the trainer gets them."""
+        rows as they are loaded, not as the trainer gets them. `shows_images`: that have images, which are no JSON."""
         self.asked.add(f"{prefix or 'train_'}dataset")
-        file = f"{prefix or 'train_'}data.jsonl"
+        form, kind = ("parquet", "a Parquet file") if shows_images else ("jsonl", "JSON lines")
+        file, method = f"{prefix or 'train_'}data.{form}", "to_parquet" if shows_images else "to_json"
         section = "evaluations.held-out" if prefix else f"tasksets.{self._c.taskset}" if self._samples else "experts"
         text = None if is_loaded else self._script.rows.get(f"{prefix or 'train_'}dataset")
         if text is not None:
-            module = f"write_{file.removesuffix('.jsonl')}.py"
+            text = text.replace(f"{prefix or 'train_'}data.jsonl", file).replace(".to_json(str(", f".{method}(str(")
+            module = f"write_{file.removesuffix(f'.{form}')}.py"
             self._c.modules.append(ConvertedModule(module, text, f"writes the rows of {self._path.name} to {file}"))
             self._c.ask(
                 f"run `python {module}` where {self._path.name} runs: it writes {file} beside itself, where "
@@ -248,12 +251,12 @@ class DatasetRules:
             )
         else:
             self._c.ask(
-                f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
-                f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
+                f"write the rows as {kind} to {file} beside the run file, where {section}.source looks for them; "
+                f'`dataset.{method}("{file}")` in the script does, of the dataset {place}'
             )
         if self._samples and not prefix and not self._script.makes_chats:
             self._c.ask(TEXTS)
-        return f"jsonl:{file}"
+        return f"{form}:{file}"
 
     def _columns(self, made: Mapping[str, str]) -> dict[str, str]:
         """Return the columns under our names. The column that a reward compares with is the answer."""

@@ -18,6 +18,8 @@ def put_model(c: Conversion) -> None:
         c.put("model.dtype", "bfloat16", "bf16")
     else:
         take_dtype(c, ("dtype", "torch_dtype"))
+    if template := c.get("tokenizer.chat_template"):
+        c.put("model.chat_template", template, "tokenizer.chat_template")
     if c.get("load_in_4bit"):
         names = ("bnb_4bit_quant_type", "quantization_config.bnb_4bit_quant_type")
         given = {name: kind for name in names if (kind := c.get(name)) is not None}
