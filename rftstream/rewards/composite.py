@@ -290,5 +290,5 @@ def _listed(part: RewardPart, call: Callable[[], Any], count: int, *, together: 
         values = RewardError(f"{part.name}: returned {len(values)} values for {count} rollouts")
     if isinstance(values, BaseException):
         return [values if together or count == 1 else BatchFailed(f"{part.name}: {values!r}")] * count
-    known = (type(None), Score, BaseException)
+    known = (type(None), BaseException)
     return [value if isinstance(value, known) else caught(to_score, value, where=part.name) for value in values]

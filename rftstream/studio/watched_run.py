@@ -193,9 +193,8 @@ class WatchedRun:
             known = self.snapshot
             changed = bool(self.behind_s() and not found.error)  # pages said that they were behind
             changed = changed or _changed(known, found)
-            self.snapshot = (
-                replace(found, revision=known.revision + 1) if changed else replace(known, read_at=found.read_at)
-            )
+            same = replace(known, read_at=found.read_at, was_over=found.was_over)
+            self.snapshot = replace(found, revision=known.revision + 1) if changed else same
         if changed:
             self.listener()
 

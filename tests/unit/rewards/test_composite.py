@@ -232,3 +232,21 @@ def test_each_role_has_the_sum_of_what_the_rewards_say_of_it(monkeypatch: pytest
     assert beside(shut).roles == {}, "only the gate was asked, which tells no roles apart"
     assert built(GATE, {"name": "b"})(item).roles == {}
     assert beside(replace(item, roles=("critic",))).roles == {"critic": 0.5}, "who did not speak is left out"
+
+
+class AllAtOnce:
+    """A reward of a user's that scores several rollouts at once."""
+
+    batched, scorer, version = True, "own", "1"
+
+    def score_all(self, items: Any) -> list[Score]:
+        return [Score(reward=1.0, metrics={"found": item.info["found"]}, detail=5000 * "\udc80") for item in items]
+
+
+def test_scores_that_come_together_are_checked_like_those_that_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a record could not hold them, and the process of the rewards would end."""
+    monkeypatch.setattr(sys.modules["given"], "AllAtOnce", AllAtOnce, raising=False)
+    reward = build_reward("given:AllAtOnce", config_of("given:AllAtOnce"))
+    good, bad = reward.score_all([replace(ITEM, info={"found": value}) for value in (1.0, float("nan"))])
+    assert isinstance(good, Score) and good.detail.startswith("\\udc80") and len(good.detail) == 2000
+    assert isinstance(bad, RewardError) and "metric 'found'" in str(bad)
