@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_450,
-    "queries": 14_350,
+    "queries": 14_400,
     "replay": 900,
     "rewards": 8_500,
     "roles": 10_550,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rftstream.algorithms.reward_changes import RewardChange, changed_at, comparable_results, find_reward_changes
+from rftstream.contracts.control import DesiredState, RunState
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, VersionName, WeightsAnnounced
@@ -23,6 +24,8 @@ from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
+CURVES = ("steps", "evals", "control")
+"""Topics that curves are drawn from."""
 LONG_WAIT = 10.0
 """Steps that a wait for a batch must outlast to be told, and after which the newest steps say nothing of the next."""
 NUM_SMOOTHED = 10
@@ -47,8 +50,11 @@ class History:
     current: StepRecord | None
     """The newest record in force; None before the first."""
     pauses: tuple[tuple[float, float], ...] = ()
-    """Beginnings and ends of the times without a trainer at work, judged by its records: before a resume, if longer
-    than between any two steps."""
+    """Beginnings and ends of the times without a trainer at work: those of `asked_pauses`, and, judged by the trainer's
+    records, before a resume, if longer than between any two steps."""
+    asked_pauses: tuple[tuple[float, float], ...] = ()
+    """Beginnings and ends of the pauses that somebody asked for, without the work in flight. One that goes on is left
+    out."""
 
     passed_over: int = 0
     """Number of steps in force that are not in `steps`."""
@@ -177,10 +183,11 @@ class HistoryReader:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._next: dict[str, dict[TopicPartition, int]] = {"steps": {}, "evals": {}, "weights": {}}
+        self._next: dict[str, dict[TopicPartition, int]] = {topic: {} for topic in (*CURVES, "weights")}
         self.steps: list[tuple[float, StepRecord]] = []
         """Log time in seconds and record, in the order of the log; records no longer in force are included."""
         self._evaluations: list[tuple[float, EvalResult]] = []
+        self._states: list[tuple[float, RunState]] = []
         self.announced: dict[VersionName, WeightsAnnounced] = {}
         """The announcements of versions; those no longer in force are included."""
         self.newest_version = 0
@@ -189,7 +196,7 @@ class HistoryReader:
         self._now = self._fold.history()
         self._coarse = CoarseHistory()
 
-    def read(self, topics: Sequence[str] = ("steps", "evals", "weights")) -> bool:
+    def read(self, topics: Sequence[str] = (*CURVES, "weights")) -> bool:
         """Read the records since the last call. Return whether there were any."""
         found = False
         for topic in topics:
@@ -215,6 +222,9 @@ class HistoryReader:
         elif isinstance(message, EvalResult):
             self._evaluations.append((at, message))
             self._fold.add_result(message)
+        elif isinstance(message, RunState):
+            self._states.append((at, message))
+            self._fold.add_state(message)
         elif isinstance(message, WeightsAnnounced):
             self.announced.setdefault(message.name, message)
 
@@ -225,6 +235,7 @@ class HistoryReader:
         return _fold(
             [step for at, step in self.steps if at <= until_s],
             [result for at, result in self._evaluations if at <= until_s],
+            [state for at, state in self._states if at <= until_s],
         )
 
     def charted(self, until_s: float = math.inf) -> History:
@@ -247,7 +258,7 @@ class HistoryReader:
 def read_history(log: Log) -> History:
     """Read the history of a run from its log."""
     reader = HistoryReader(log)
-    reader.read(("steps", "evals"))
+    reader.read(CURVES)
     return reader.history()
 
 
@@ -261,7 +272,8 @@ def read_glance(log: Log) -> History:
     steps: list[StepRecord | VersionName] = [*start.first, *start.starts]
     steps += [step for step in newest if isinstance(step, StepRecord)]
     results = [result for _, result in log.in_force("evals") if isinstance(result, EvalResult)]
-    found = _fold(steps, results)
+    states = [state for _, state in log.rule.messages(log.read("control")) if isinstance(state, RunState)]
+    found = _fold(steps, results, states)
     totals = None if found.current is None else found.current.totals
     if totals is None:
         return read_history(log)
@@ -269,13 +281,17 @@ def read_glance(log: Log) -> History:
     return replace(found, passed_over=totals.steps - len(found.steps), reward_changes=changes or found.reward_changes)
 
 
-def _fold(records: Iterable[StepRecord | VersionName], evaluations: Iterable[EvalResult]) -> History:
-    """Return the part of these records that is in force. Both arguments are in the order of the log."""
+def _fold(
+    records: Iterable[StepRecord | VersionName], evaluations: Iterable[EvalResult], states: Iterable[RunState]
+) -> History:
+    """Return the part of these records that is in force. The arguments are in the order of the log."""
     fold = _Fold()
     for step in records:
         fold.add(step)
     for result in evaluations:
         fold.add_result(result)
+    for state in states:
+        fold.add_state(state)
     return fold.history()
 
 
@@ -293,6 +309,8 @@ class _Fold:
         self._gaps: list[tuple[float, float]] = []
         self._longest_s = LEAST_PAUSE_S
         self._reached = 0
+        self._asked: list[tuple[float, float]] = []
+        self._paused_at: float | None = None
 
     def add(self, message: StepRecord | VersionName) -> None:
         """Add a step. A VersionName stands for the start of a trainer of which nothing else is known."""
@@ -329,9 +347,28 @@ class _Fold:
         if self._lineage.in_force(result.name):
             self._results[result.name.version, result.evaluation] = result
 
+    def add_state(self, state: RunState) -> None:
+        """Add what the run was asked to be."""
+        if state.state is DesiredState.paused:
+            self._paused_at = state.since if self._paused_at is None else self._paused_at
+        elif self._paused_at is not None:
+            self._asked.append((self._paused_at, state.since))
+            self._paused_at = None
+
+    def _asked_pauses(self, steps: Sequence[StepRecord]) -> tuple[tuple[float, float], ...]:
+        """Return the pauses after the first step, each from its last step on: what was in flight is finished first."""
+        times = [step.recorded_at for step in steps]
+        found: list[tuple[float, float]] = []
+        for begin, end in self._asked:
+            if before := times[: bisect_right(times, end)]:
+                found.append((max(begin, before[-1]), end))
+        return tuple((begin, end) for begin, end in found if begin < end)
+
     def history(self) -> History:
         """Return the history in force now."""
         steps = tuple(self._steps[version] for version in sorted(self._steps))
+        asked = self._asked_pauses(steps)
+        gaps = [(begin, end) for begin, end in self._gaps if end - begin > self._longest_s]
         epochs = {step.name.trainer_epoch for step in (*steps, *((self._current,) if self._current else ()))}
         return History(
             steps=steps,
@@ -342,9 +379,21 @@ class _Fold:
             resumes=tuple(self._resumes),
             evaluations=tuple(self._results[key] for key in sorted(self._results)),
             current=self._current,
-            pauses=tuple((begin, end) for begin, end in self._gaps if end - begin > self._longest_s),
+            pauses=_united([*gaps, *asked]),
+            asked_pauses=asked,
             reached=self._reached,
         )
+
+
+def _united(spans: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return what these spans cover, in spans that do not overlap."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return tuple(found)
 
 
 class CoarseHistory:

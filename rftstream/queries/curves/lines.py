@@ -42,7 +42,7 @@ class Axis:
     steps: Floats
     """Position of each of history.steps."""
     resumes: Floats
-    """Where the settings were those before."""
+    """Where the run went on with the settings of before, after a stop or a pause."""
     stages: Floats
     """The position of the last step of each stage except the last stage."""
     of_evaluation: Callable[[EvalResult], float]
@@ -88,11 +88,14 @@ class Line:
 def over_steps(history: History) -> Axis:
     """Return the axis of versions."""
     settings = tuple((float(change.version), change.label) for change in history.setting_changes)
+    times, steps = [step.recorded_at for step in history.steps], history.steps
+    places = [bisect_left(times, end) - 1 for _, end in history.asked_pauses]
+    paused = _floats(steps[place].name.version for place in places if place >= 0)
     return Axis(
         file="by_step.png",
         label="version (trained batches)",
         steps=_floats(step.name.version for step in history.steps),
-        resumes=_others(_floats(step.name.version for step in history.resumes), settings),
+        resumes=_others(np.concatenate([_floats(step.name.version for step in history.resumes), paused]), settings),
         stages=_floats(step.name.version for step in _ends_of_stages(history)),
         of_evaluation=lambda result: float(result.name.version),
         whole=True,
@@ -109,7 +112,8 @@ def over_time(history: History) -> Axis:
         return _floats(history.at_work_s(step.recorded_at) for step in steps)
 
     steps, resumes = at_work(history.steps), at_work(history.resumes)
-    times = np.concatenate([steps, resumes])
+    paused = _floats(history.at_work_s(end) for _, end in history.asked_pauses)
+    times, resumes = np.concatenate([steps, resumes]), np.concatenate([resumes, paused])
     begin = float(times.min(initial=math.inf)) if len(times) else 0.0
     if history.steps:  # the first step began before it was recorded
         metrics = history.steps[0].metrics

@@ -73,11 +73,20 @@ class Timeline:
     begin: float
     end: float
     """Times in seconds since 1970."""
+    seconds: float
+    """Seconds from begin to end without the pauses that somebody asked for, which lanes and shares leave out."""
     made: Floats
-    """Times at which its versions were made."""
+    """When its versions were made, as shares of these seconds."""
     lanes: tuple[Lane, ...]
     one_in: int
     """One group in this many was read; 1: all of them."""
+    restarted: bool
+    """Whether a trainer took over from an earlier one."""
+
+    @property
+    def paused_s(self) -> float:
+        """Return the seconds of its pauses."""
+        return self.end - self.begin - self.seconds
 
     def lane(self, role: str) -> Lane:
         """Return the lane of a role."""
@@ -87,7 +96,7 @@ class Timeline:
     def answer(self) -> str:
         """Return in words what waited for what, and whether there was a trainer at all."""
         shares = {one.name: one.share or 0.0 for one in self.lane(RoleName.trainer).activities}
-        absent = 1.0 - sum(shares.values())
+        absent = 1.0 - sum(shares.values()) if self.restarted else 0.0
         return self._waits(shares) + (f" For {absent:.0%} of it no trainer was at work." if absent >= ABSENT else "")
 
     def _waits(self, shares: Mapping[str, float]) -> str:
@@ -124,14 +133,16 @@ def read_timeline(
     begin = before.recorded_at if before is not None else steps[0].recorded_at - sum(_times(steps[0]))
     begin = min(begin, end - 1e-3)
     groups = _Groups.read(catalog, begin, end)
+    clock = _Clock(history.asked_pauses)
+    since, until = clock(begin), clock(end)
     names = {role: f"{claim.process}@{claim.host}" for role, claim in claims.items()}
     lanes = (
-        *groups.lanes(steps, begin, end, names),
+        *groups.lanes(steps, clock, since, until, names),
         Lane(
             role=RoleName.trainer, process=names.get(RoleName.trainer, ""), in_hand=False,
-            activities=tuple(_of_steps(steps, begin, end)),
+            activities=tuple(_of_steps(steps, clock, since, until)),
         ),
-        *_of_evaluations(history, begin, end, names.get(RoleName.evaluator, "")),
+        *_of_evaluations(history, clock, since, until, names.get(RoleName.evaluator, "")),
     )  # fmt: skip
     made = np.asarray([step.recorded_at for step in steps[:: -(-len(steps) // NUM_SLOTS)]])
     return Timeline(
@@ -139,10 +150,28 @@ def read_timeline(
         last=steps[-1].name.version,
         begin=begin,
         end=end,
-        made=made,
+        seconds=until - since,
+        made=(clock.of(made) - since) / (until - since),
         lanes=lanes,
         one_in=groups.one_in,
+        restarted=any(begin < step.recorded_at <= end for step in history.resumes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """A clock that stands still in pauses."""
+
+    pauses: tuple[tuple[float, float], ...]
+
+    def __call__(self, time: float) -> float:
+        return float(self.of(np.asarray([time]))[0])
+
+    def of(self, times: Floats) -> Floats:
+        found = times.copy()
+        for begin, end in self.pauses:
+            found -= np.clip(times - begin, 0.0, end - begin)
+        return found
 
 
 def _times(step: StepRecord) -> tuple[float, float, float]:
@@ -151,7 +180,7 @@ def _times(step: StepRecord) -> tuple[float, float, float]:
     return waited, trained, published
 
 
-def _of_steps(steps: Sequence[StepRecord], begin: float, end: float) -> Iterator[Activity]:
+def _of_steps(steps: Sequence[StepRecord], clock: _Clock, begin: float, end: float) -> Iterator[Activity]:
     one_in = -(-len(steps) // MAX_STEPS)
     read = steps[::one_in]
     ends = np.asarray([step.recorded_at for step in read])
@@ -161,16 +190,16 @@ def _of_steps(steps: Sequence[StepRecord], begin: float, end: float) -> Iterator
         ("publishing", ends, published),
         ("waiting for a batch", ends - published - trained, waited),
     ):
-        values = np.minimum(1.0, one_in * in_hand(until - seconds, until, begin, end))
+        values = np.minimum(1.0, one_in * in_hand(clock.of(until - seconds), clock.of(until), begin, end))
         yield Activity(name=name, values=values, share=float(values.mean()))
 
 
-def _of_evaluations(history: History, begin: float, end: float, process: str) -> Iterator[Lane]:
-    results = [one for one in history.evaluations if one.evaluated_at >= begin]
+def _of_evaluations(history: History, clock: _Clock, begin: float, end: float, process: str) -> Iterator[Lane]:
+    results = [one for one in history.evaluations if clock(one.evaluated_at) >= begin]
     if history.evaluations:
         ends = np.asarray([one.evaluated_at for one in results])
         seconds = np.asarray([max(0.0, one.metrics.get("seconds", 0.0)) for one in results])
-        values = np.minimum(1.0, in_hand(ends - seconds, ends, begin, end))
+        values = np.minimum(1.0, in_hand(clock.of(ends - seconds), clock.of(ends), begin, end))
         activity = Activity(name="evaluating", values=values, share=float(values.mean()))
         yield Lane(role=RoleName.evaluator, process=process, in_hand=False, activities=(activity,))
 
@@ -212,11 +241,14 @@ class _Groups:
             found += [[admitted_at, None, None, None, None]] * (size - known[sequence])
         return _Groups(np.asarray(found, dtype=np.float64).reshape(-1, 5), one_in)
 
-    def lanes(self, steps: Sequence[StepRecord], begin: float, end: float, names: Mapping[str, str]) -> Iterator[Lane]:
-        admitted, sampled, scored, decided, batch = self.times.T
+    def lanes(
+        self, steps: Sequence[StepRecord], clock: _Clock, begin: float, end: float, names: Mapping[str, str]
+    ) -> Iterator[Lane]:
+        batch = self.times.T[4]
+        admitted, sampled, scored, decided = clock.of(self.times[:, :4]).T
         versions = np.asarray([step.name.version for step in steps])
         places = np.searchsorted(versions, np.nan_to_num(batch, nan=-2.0) + 1)
-        made = np.append([step.recorded_at for step in steps], np.inf)
+        made = np.append(clock.of(np.asarray([step.recorded_at for step in steps])), np.inf)
         trained = np.where(np.isnan(batch), decided, np.where(batch + 1 < versions[0], -np.inf, made[places]))
         until = np.fmin(np.fmin(sampled, scored), decided)  # what was left out before has no time of its own
         for role, name, begins, ends in (

@@ -85,7 +85,7 @@ def timeline(page: PageOfRun) -> Values:
     control = page.run.look(lambda run, _: read_control(run.transport, until_s=page.moment.at_s))
     found = read_timeline(page.history, page.catalog, control.claims, num_versions=wanted)
     lanes = [] if found is None else [(lane, _areas(lane)) for lane in found.lanes]
-    marks = [] if found is None else [NUM_SLOTS * (at - found.begin) / (found.end - found.begin) for at in found.made]
+    marks = [] if found is None else (NUM_SLOTS * found.made).tolist()
     return {"found": found, "lanes": lanes, "marks": marks, "wanted": wanted, "stretches": STRETCHES}
 
 

@@ -7,17 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rftstream.contracts.control import Claim
+from rftstream.contracts.control import Claim, DesiredState, RunState
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.curves import timeline
 from rftstream.queries.curves.history import History, read_history
+from rftstream.queries.curves.lines import over_steps, over_time
 from rftstream.queries.curves.timeline import NUM_SLOTS, Activity, Lane, Timeline, busy_share, in_hand, read_timeline
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log
 from rftstream.testing import Simulation
+from rftstream.transport.memory.transport import MemoryLog
 from tests.suite.each import each
 from tests.unit.studio.studio_scene import make_config
+from tests.unit.synthetic import SyntheticLog
 
 
 @each(
@@ -48,6 +51,29 @@ def step(version: int, at: float, *, wait: float, train: float, publish: float) 
     )  # fmt: skip
 
 
+def test_pauses_that_somebody_asked_for_take_no_time() -> None:
+    """Each is from the last step on that was in flight; one before the first step, and one that goes on, are none."""
+    log = SyntheticLog(MemoryLog(lambda: 0.0).connect())
+    log.step(0, resumed=True)
+    log.trained |= dict.fromkeys(range(9), 0)
+
+    def ask(state: DesiredState, at: float) -> None:
+        log.put("control", RunState(state=state, by="ada", since=at))
+
+    for version, at in ((1, 100.0), (2, 110.0), (3, 112.0), (4, 165.0)):
+        log.step(version, at=at)
+    for state, at in (("paused", 50.0), ("running", 60.0), ("paused", 111.0), ("paused", 120.0), ("running", 160.0)):
+        ask(DesiredState(state), at)
+    ask(DesiredState.paused, 170.0)
+    history = read_history(Log(log.transport))
+    assert history.asked_pauses == history.pauses == ((112.0, 160.0),)
+    axes = over_steps(history), over_time(history)
+    assert [axis.resumes.tolist() for axis in axes] == [[3], [12]] and axes[1].steps.tolist() == [0, 10, 12, 17]
+    ask(DesiredState.draining, 180.0)
+    log.step(4, epoch=2, resumed=True, at=300.0)
+    assert read_history(Log(log.transport)).pauses == ((112.0, 160.0), (165.0, 300.0))
+
+
 @each(
     ("waiting", "sampling", "scoring", "said"),
     [
@@ -65,13 +91,17 @@ def test_the_answer(waiting: float, sampling: float | None, scoring: float | Non
         some = tuple(Activity(name=name, values=np.zeros(1), share=share) for name, share in shares.items())
         return Lane(role=role, process="", activities=some, in_hand=False)
 
-    def answer(training: float) -> str:
+    def answer(training: float, *, restarted: bool = False) -> str:
         trainer = lane("trainer", training=training, **{"waiting for a batch": waiting})
         lanes = (lane("explorer", sampling=sampling), lane("verifier", scoring=scoring), trainer)
-        return Timeline(first=1, last=2, begin=0.0, end=1.0, made=np.zeros(2), lanes=lanes, one_in=1).answer
+        return Timeline(
+            first=1, last=2, begin=0.0, end=1.0, seconds=1.0, made=np.zeros(2), lanes=lanes, one_in=1,
+            restarted=restarted,
+        ).answer  # fmt: skip
 
-    assert said in answer(1 - waiting) and "no trainer" not in answer(1 - waiting)
-    assert answer(0.75 - waiting).endswith(" For 25% of it no trainer was at work.")
+    assert said in answer(1 - waiting, restarted=True) and "no trainer" not in answer(1 - waiting, restarted=True)
+    assert "no trainer" not in answer(0.75 - waiting)  # what steps do not tell, such as commits
+    assert answer(0.75 - waiting, restarted=True).endswith(" For 25% of it no trainer was at work.")
 
 
 @pytest.mark.slow
@@ -107,5 +137,13 @@ def test_the_lanes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert many is not None and len(many.made) <= NUM_SLOTS
         shares = {one.name: one.share for one in many.lane("trainer").activities}
         assert shares == pytest.approx({"training": 0.3, "publishing": 0.2, "waiting for a batch": 0.5}, abs=0.01)
+        waited = (*steps[:10], step(11, 1210.0, wait=1005, train=3, publish=2))
+        pauses = ((200.0, 1200.0),)  # of which step 11 knows as a wait for its batch
+        paused = History(steps=waited, resumes=(), evaluations=(), current=waited[-1], asked_pauses=pauses)
+        idle = read_timeline(paused, catalog, {})
+        assert idle is not None and (idle.paused_s, idle.seconds) == pytest.approx((1000.0, 110.0))
+        shares = {one.name: one.share for one in idle.lane("trainer").activities}
+        assert shares == pytest.approx({"training": 0.3, "publishing": 0.2, "waiting for a batch": 0.5}, abs=0.01)
+        assert idle.made[-2:] == pytest.approx([100 / 110, 1.0])
         assert read_timeline(History(steps=(), resumes=(), evaluations=(), current=None), catalog, {}) is None
     updater.close()
