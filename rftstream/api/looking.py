@@ -42,7 +42,7 @@ from rftstream.service.role import Log
 
 STEP = "version=name.version trainer_epoch=name.trainer_epoch batch=batch_sequence recorded_at"
 EVALUATION = "evaluation version=name.version num_tasks num_samples num_unscored evaluated_at scored_by"
-VOTE = "rollout_id kind reward choice correction annotator"
+VOTE = "question=question_id rollout_id kind reward choice correction annotator"
 JUDGED = "effect=judgement.effect at=record.timestamp_s recorded"
 INTERNAL = ("siblings", "task_offset", "outcome_offset")
 """Fields of a group that are no columns."""

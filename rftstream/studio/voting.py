@@ -112,6 +112,16 @@ def own_opinions(page: PageOfRun, view: FeedbackView) -> dict[str, VoteLine]:
     return {} if annotator is None else opinions_of(view, annotator)
 
 
+def judgements_of(page: PageOfRun, rollout_id: str) -> list[Judgement]:
+    """Return how people judge a rollout. Who may vote sees only those of questions that they have answered."""
+    view = page.run.people()
+    found = [one for one in view.judgements.values() if rollout_id in one.rollouts]
+    if annotator_of(page) is None:
+        return found
+    mine = own_opinions(page, view)
+    return [one for one in found if one.question_id in mine]
+
+
 def questions_in(page: PageOfRun, view: FeedbackView, mine: Collection[str], state: str, now: float) -> list[Question]:
     """Return the questions in one of STATES. Waiting questions have the most urgent first, and annotators also get gold
     questions among them. `mine`: questions that the viewer has answered."""

@@ -104,7 +104,8 @@ class WatchedRun:
         self._follower: RunFollower | None = None
         self._has_folder = False
         """Whether the run had a folder on this host when it was opened."""
-        self._records = FeedbackRecords()
+        self.feedback = FeedbackRecords()
+        """The records that `people` has read."""
         self._notes: RunNotes | None = None
         self.revisions = VoteRevisions()
         """Newest votes of annotators, for code in `look` that writes votes."""
@@ -273,7 +274,7 @@ class WatchedRun:
                 return find_vote_statuses(catalog, votes)
 
         def read(run: OpenRun, _: object) -> FeedbackView:
-            return self._records.view(Log(run.transport), run.config, statuses, for_s=PEOPLE_S)
+            return self.feedback.view(Log(run.transport), run.config, statuses, for_s=PEOPLE_S)
 
         return self.look(read)
 

@@ -66,7 +66,9 @@ EXPORTED = (
         name="rftstream_build_info", kind=Kind.info, help="Versions of the exporter.", labels=("version", "python")
     ),
     _gauge("rftstream_run_up", "1 if the exporter could read the run's log at its last look, else 0."),
-    _gauge("rftstream_run_read_ratio", "How much of the log the exporter has read. Below 1 the others are too small."),
+    _gauge(
+        "rftstream_run_read_ratio", "How much of the log the exporter has read. Below 1 the others are not right yet."
+    ),
     _gauge("rftstream_run_state", "1 for the state that the run is in.", "state"),
     _gauge(
         "rftstream_run_failed",

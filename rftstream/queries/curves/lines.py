@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -189,11 +190,12 @@ def rates(history: History, axis: Axis, name: str, fallback: str, label: str, **
 
 
 def per_taskset(history: History, axis: Axis) -> list[Line]:
-    """Return a line for each taskset if there are several."""
+    """Return a line for each taskset if there are several, each of the same colour as in other panels."""
     names = sorted({name for step in history.steps for name in step.metrics if name.startswith("reward/")})
     if len(names) < 2:
         return []
-    return [line for name in names for line in metric(history, axis, name, name.removeprefix("reward/"))]
+    colors = zip(names, itertools.cycle(COLORS))
+    return [line for name, color in colors for line in metric(history, axis, name, name.partition("/")[2], color=color)]
 
 
 def evaluations(history: History, axis: Axis) -> list[Line]:
@@ -266,7 +268,8 @@ def parts(history: History, axis: Axis) -> list[Line]:
 
 def spread(history: History, axis: Axis) -> list[Line]:
     """Return the standard deviation of the rewards, over all and by taskset."""
-    tasksets = by_prefix(history, axis, "reward_std")
+    lines = by_prefix(history, axis, "reward_std")
+    tasksets = [replace(line, color=color) for line, color in zip(lines, itertools.cycle(COLORS))]
     return [*metric(history, axis, "reward_std", "all" if tasksets else "", color=INK if tasksets else None), *tasksets]
 
 

@@ -179,7 +179,8 @@ class FeedbackBalance(Report):
     def to_text(self) -> str:
         """Return the counts as a line for people."""
         effects = listed(dict(sorted(self.judged.items())))
-        parts = ", ".join(part for part in (effects, f"{self.pending:,} pending" if self.pending else "") if part)
+        pending = f"{self.pending:,} pending until the run goes on" if self.pending else ""
+        parts = ", ".join(part for part in (effects, pending) if part)
         return f"people: {plural(self.questions, 'question')}, {plural(self.votes, 'vote')}: {parts or 'none'}"
 
 

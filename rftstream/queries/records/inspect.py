@@ -207,7 +207,8 @@ def _fact(name: str, value: Any) -> str | None:
     if isinstance(value, bool):
         return name
     if isinstance(value, (int, float)):
-        return f"{name}={moment(value) if name.endswith('_at') and value else _exact(value)}"
+        is_time = name.endswith("_at") or (name == "since" and isinstance(value, float))
+        return f"{name}={moment(value) if is_time and value else _exact(value)}"
     if isinstance(value, str) and len(value) <= 60 and "\n" not in value:
         return f"{name}={value}"
     if isinstance(value, bytes):

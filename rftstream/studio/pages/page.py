@@ -252,7 +252,7 @@ class PageCache:
             while len(self._locks) > 2 * MAX_CACHED:
                 self._locks.popitem(last=False)
         with lock:
-            revision = (run.snapshot.revision, run.notes.revision, run.behind_s() // BEHIND_S)
+            revision = (run.snapshot.revision, run.notes.revision, len(run.feedback.votes), run.behind_s() // BEHIND_S)
             known = self._pages.get(key)
             if known is not None and known[0] == revision:
                 return known[1]

@@ -11,6 +11,7 @@ from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.rollouts import Segment
 from rftstream.errors import ConfigError
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_batch, find_group
+from rftstream.queries.people.feedback import judged_text
 from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages, read_group
 from rftstream.queries.records.rollout_view import MAX_TOKENS, ShownRollout, TokenRow, list_tokens, read_rollout
 from rftstream.queries.records.shown import CompletionReader
@@ -19,6 +20,7 @@ from rftstream.runs.folder import OpenRun
 from rftstream.studio.pages.list_pages import reward_limits
 from rftstream.studio.pages.page import PageOfRun, Values
 from rftstream.studio.token_colors import COLORINGS, color_tokens
+from rftstream.studio.voting import judgements_of
 
 
 def group(page: PageOfRun) -> Values:
@@ -91,6 +93,8 @@ def rollout(page: PageOfRun) -> Values:
         "advantages": advantages,
         "advantage": _of_rollout(advantages.by_rollout.get(row.rollout_id, ())),
         "num_siblings": len(group_row.siblings),
+        "judgements": judgements_of(page, row.rollout_id) if page.moment.is_now else [],
+        "judged_text": judged_text,
     }
 
 

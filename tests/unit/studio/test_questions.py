@@ -127,11 +127,14 @@ def test_two_people_judge_and_others_are_not_seen_before(scene: Scene) -> None:
     name = scene.questions()[1].question_id
     scene.send(name, number="1")
     bob = client([scene.watched], _named("bob"))
+    its_page = f"/runs/demo/rollouts/{scene.questions()[1].rollouts[0]}"
+    assert "1 of 2 votes" in scene.browser.get(its_page).text and "of 2 votes" not in bob.get(its_page).text
     before = bob.get(f"/runs/demo/questions/{name}").text
     assert "1 of 2 votes" not in before and "You said" not in before
     bob.post(f"/runs/demo/questions/{name}", data={"number": "1"}, headers=OWN)
     after = bob.get(f"/runs/demo/questions/{name}").text
     assert "2 of 2 votes, 100 % agree; judged: 1; changes: correction" in after
+    assert "2 of 2 votes, 100 % agree; judged: 1; changes: correction" in bob.get(its_page).text
     assert ">judged</a> 1<" in bob.get("/runs/demo/questions").text
     assert name in bob.get("/runs/demo/questions?state=judged").text
 
