@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -188,8 +190,9 @@ def score_references(
         return None
     scoring = _Scoring(reward, problems)
     thread = threading.Thread(target=scoring.run, name="score references", daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
+    with contextlib.redirect_stdout(io.StringIO()):  # rewards print what they score, here hundreds of made-up answers
+        thread.start()
+        thread.join(LIMIT_S)
     return scoring.report()
 
 

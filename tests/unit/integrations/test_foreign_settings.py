@@ -498,6 +498,17 @@ def test_the_part_of_a_script_that_makes_its_rows_writes_them(tmp_path: Path) ->
         {"prompt": [{"role": "user", "content": f"{word}!"}], "answer": word.lower()[::-1]} for word in ("BA", "DC")
     ]
 
+    drawn = ROWS_MADE.replace("BEFORE", "asked = Dataset.from_list(random.sample(kept, 1))").replace(
+        ", data)", ", data, asked)"
+    )
+    drawn = drawn.replace("from_list(kept)", "from_list(random.sample(kept, 2))").replace(
+        "import os", "import os\nimport random"
+    )
+    done = convert_config("trl", written(tmp_path, {"train.py": drawn}))  # both draw of one sequence
+    assert all(
+        "sample(kept, 1)" in one.text and "sample(kept, 2)" in one.text for one in done.modules if "_data" in one.name
+    )
+
     script = written(tmp_path, {"train.py": ROWS_MADE.replace("BEFORE", "kept[0]['a'] = parser.parse_args().first")})
     done = convert_config("trl", script)  # only a command line has that
     assert all(one.name != "write_train_data.py" for one in done.modules)

@@ -71,12 +71,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reward", SCORES)
-def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str) -> None:
+def test_the_short_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reward: str
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(reference_scores, "LIMIT_S", 0.2 if "asleep" in reward else 60.0)
     (tmp_path / "own_check_rewards.py").write_text(
         "import re, time\n\n"
-        "def kind(completion, answer):\n    return 1.0\n\n"
+        "def kind(completion, answer):\n    return print('noise') or 1.0\n\n"
         "def asleep(completion, answer):\n    time.sleep(3600)\n\n"
         "def broken(completion, answer):\n    return completion / answer\n\n"
         "def lacking(completion, answer, prompt):\n    return {'1+1=\\nGo': float(completion == answer)}[prompt]\n\n"
@@ -98,6 +100,7 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
     taskset = {"source": "jsonl:train.jsonl", "reward": reward}
     report = check(loader.from_dict({**RUN_FILE, "tasksets": {"train": taskset}, "base": str(tmp_path)}))
     assert [one.partition(";")[0] for one in report.errors] == [said for one, said in REFUSED.items() if one == reward]
+    assert "noise" not in capsys.readouterr().out
     lines = report.to_short_text().splitlines()
     assert lines[3:5] == ["taskset train: jsonl:" + str(tmp_path / "train.jsonl") + f", 2 problems, reward {reward}",
                           "  the model sees, 7 tokens: 1+1=↵Go"]  # fmt: skip

@@ -177,9 +177,13 @@ class ScriptReader:
         functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
         bodies = [self._tree.body, *([body] if body is not self._tree.body else [])]
         own = [one for one in self._classes if one.name == last_name(call.func)]  # a class derived from TRL's trainer
-        for name in (one for one in ("train_dataset", "eval_dataset") if one in given):
-            file = f"{name.removesuffix('set')}.jsonl"
-            script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, given[name], file)
+        datasets_given = {one: given[one] for one in ("train_dataset", "eval_dataset") if one in given}
+        for name, node in datasets_given.items():
+            file, others = (
+                f"{name.removesuffix('set')}.jsonl",
+                [one for one in datasets_given.values() if one is not node],
+            )
+            script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, node, file, others)
         left = unread_statements(bodies, call, functions, self.read_statements)
         script.unread_statements = [to_do_about(one) for one in [*own, *left]]
         more = (one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one))

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from rftstream.integrations.foreign_configs.trl.modules import RUNS, names_in, spaced
 from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name
 
+RANDOM = frozenset(("random", "np", "numpy", "rng"))
+"""Names whose draws depend on those before."""
 NOT_COPIED = frozenset(RUNS) - {"load_dataset"}
 
 
@@ -19,16 +21,15 @@ def rows_script(
     trainer: ast.Call,
     dataset: ast.expr,
     file: str,
+    others: Sequence[ast.expr] = (),
 ) -> str | None:
     """Return a script that writes the rows of a dataset of the trainer to a file beside it, as JSON lines: the
-    statements of these bodies that make the dataset. None if they need what only the whole script has, as its command
-    line."""
-    waiting = list(_before(bodies, trainer))
-    needed, taken = set(names_in(dataset)), list[ast.stmt]()
-    while new := [one for one in waiting if _changed_by(one) & needed]:
-        taken += new
-        waiting = [one for one in waiting if one not in new]
-        needed |= {name for one in new for name in names_in(one)}
+    statements of these bodies that make the dataset. Where these draw at random, also those that make `others`, as
+    they may draw before. None if they need what only the whole script has, as its command line."""
+    every = list(_before(bodies, trainer))
+    taken, needed = _taken(every, set(names_in(dataset)))
+    if needed & RANDOM and others:
+        taken, needed = _taken(every, {name for one in (dataset, *others) for name in names_in(one)})
     called = {last_name(one.func) for part in taken for one in ast.walk(part) if isinstance(one, ast.Call)}
     made = {name for one in taken for name in _changed_by(one)} | set(vars(builtins)) | {"__file__", "__name__"}
     if called & NOT_COPIED or needed - made:
@@ -38,6 +39,16 @@ def rows_script(
     texts = ["from pathlib import Path", *(_text(one, lines) for one in taken)]
     written = f"{ast.unparse(dataset)}.to_json(str(Path(__file__).with_name({file!r})))"
     return f"{head}\n\n{spaced([*texts, written])}\n"
+
+
+def _taken(statements: Sequence[ast.stmt], needed: set[str]) -> tuple[list[ast.stmt], set[str]]:
+    """Return the statements that names are made by, and all names that these need."""
+    taken, waiting = list[ast.stmt](), list(statements)
+    while new := [one for one in waiting if _changed_by(one) & needed]:
+        taken += new
+        waiting = [one for one in waiting if one not in new]
+        needed = needed | {name for one in new for name in names_in(one)}
+    return taken, needed
 
 
 def _before(bodies: Sequence[Sequence[ast.stmt]], trainer: ast.Call) -> Iterator[ast.stmt]:
