@@ -8,6 +8,7 @@ script win over files, as in verl.
 from __future__ import annotations
 
 import ast
+import json
 import operator
 import re
 import shlex
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,12 @@ OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:[./][\w-]+)+)=(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 INTERPOLATION = re.compile(r"\$\{(?:(?P<kind>oc\.\w+):)?(?P<name>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
 PAIR = re.compile(r"[A-Za-z_]\w*=")
+COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node", "num_gpus")
 LAUNCHERS = ("accelerate", "launch", "torchrun", "deepspeed", "python", "python3", "trl", "uv")
 END = re.compile(r"[&|;]|\d?[<>]")
 """Words that end a command."""
+MAGIC = re.compile(r"^(?=[!%])", re.MULTILINE)
+"""The beginning of a line that is no Python."""
 HYDRA = {"n": "--config-name", "p": "--config-path"}
 MOST_LINES = 100
 """Lines that one quoted text may have."""
@@ -65,6 +70,24 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         found = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path}: {found}; expected a config as UTF-8") from None
+
+
+def read_python(path: Path) -> tuple[str, ast.Module]:
+    """Return the text of a script, or of the code in a notebook, and its tree. ConfigError if it is not Python."""
+    text = read_text(path)
+    try:
+        if path.suffix == ".ipynb":
+            cells = (one for one in json.loads(text)["cells"] if one["cell_type"] == "code")
+            text = "\n".join("".join(one["source"]) for one in cells)
+        try:
+            return text, ast.parse(text, path.name)
+        except SyntaxError:
+            if not MAGIC.search(text):
+                raise
+            text = MAGIC.sub("# ", text)  # a notebook's commands, of the shell and of IPython
+            return text, ast.parse(text, path.name)
+    except (SyntaxError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not Python: {error}; name a training script, or TRL's YAML config") from None
 
 
 def read_yaml(path: Path, *, nested: bool = False) -> dict[str, Any]:
@@ -256,6 +279,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             named = {one: variables[one] for one in words[1:] if one in variables}
             environment |= named | dict(pairs)
         variables |= dict(pairs)
+        words = [*_with_files(words, path)]
         place = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
         trainer = None
         if place is None and "trl" in words[:-1] and words[words.index("trl") + 1] in trainers:
@@ -274,13 +298,26 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
         files = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
         if trainer:  # trl's own command takes the flags of accelerate, too
             launcher |= {name: given.pop(name) for name in ("accelerate_config", "num_processes") if name in given}
-        counts = (launcher.pop(name, None) for name in ("num_processes", "nproc_per_node", "nproc-per-node"))
+        counts = [launcher.pop(name, None) for name in COUNTS]
         processes = next((one for one in counts if isinstance(one, int)), None)
         project = {"wandb_project": environment["WANDB_PROJECT"]} if "WANDB_PROJECT" in environment else {}
         settings = {**project, **{f"launcher.{name}": value for name, value in launcher.items()}, **given}
         found = tuple(_beside(path, name) for name in files)
         return Launch(files=found, settings=settings, processes=processes, trainer=trainer, environment=environment)
     raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
+
+
+def _with_files(words: Sequence[str], path: Path) -> Iterator[str]:
+    """Yield words with the file in the place of `-m package.module`, if it is beside the shell script."""
+    for word, after in pairwise([*words, ""]):
+        if word == "-m" and _beside(path, _file_of(after)).is_file():
+            yield _file_of(after)
+        else:
+            yield word
+
+
+def _file_of(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
 
 
 def _beside(path: Path, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -190,3 +191,39 @@ def test_a_model_that_is_loaded_with_its_tokenizer_and_rows_with_images(tmp_path
     assert "tokenizer = AutoTokenizer.from_pretrained('m')" in rewards and "unsloth" not in rewards
     assert "given = SimpleNamespace(limit=9)" in rewards
     assert not any("reads this" in one or "could not be read" in one for one in done.to_do), done.to_do
+
+
+OF_HYDRA = """
+import hydra
+from datasets import load_dataset
+from omegaconf import OmegaConf
+from trl import DPOConfig, DPOTrainer
+
+@hydra.main(config_path="conf", config_name="small")
+def main(cfg):
+    def plain(row):
+        return {"prompt": tokenizer.apply_chat_template(row[cfg.data.column]), "chosen": row["a"], "rejected": row["b"]}
+
+    args = DPOConfig(cfg.out, **OmegaConf.to_container(cfg.training, resolve=True))
+    DPOTrainer(cfg["model"].name, args=args, train_dataset=load_dataset(cfg.data.name, split="train").map(plain))
+
+main()
+"""
+
+
+def test_a_config_of_hydra_a_module_that_is_launched_and_a_notebook(tmp_path: Path) -> None:
+    (tmp_path / "pkg/conf").mkdir(parents=True)
+    config = "out: o\nmodel: {name: m}\ndata: {name: rows, column: q}\ntraining: {learning_rate: 2e-6, max_steps: 9}\n"
+    (tmp_path / "pkg/conf/small.yaml").write_text(config)
+    shell = "torchrun --nproc_per_node=4 -m pkg.train 2>&1 | tee log\n"
+    run, module = written(tmp_path, {"run.sh": shell, "pkg/train.py": OF_HYDRA})
+    cells = [{"cell_type": "markdown", "source": ["words"]}]
+    cells += [{"cell_type": "code", "source": one} for one in (["!pip install trl\n", "%time"], [OF_HYDRA])]
+    (tmp_path / "pkg/train.ipynb").write_text(json.dumps({"cells": cells}))
+    for file, processes in ((run, 4), (module, 1), (tmp_path / "pkg/train.ipynb", 1)):
+        done = convert_config("trl", [file])
+        values = tomllib.loads(done.run_file)
+        found = {"model.path": "m", "trainer.lr": 2e-6, "run.steps": 9, "experts.per_batch": 8 * processes}
+        assert {key: setting(values, key) for key in found} == found
+        assert any("write the messages, without apply_chat_template" in one for one in done.to_do)
+        assert not any("nothing here reads this" in one for one in done.to_do), done.to_do

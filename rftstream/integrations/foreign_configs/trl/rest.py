@@ -37,7 +37,8 @@ def unread_statements(
         body, wanted = waiting.pop()
         statements = list(_statements(_until_trained(body)))
         touched = _touched(statements, wanted, trainer)
-        found |= {id(one): one for one in statements if _matters(one, touched, functions) and id(one) not in read}
+        matter = (one for one in statements if _matters(one, touched, functions) and id(one) not in read)
+        found |= {id(one): one for one in matter if getattr(one, "value", None) is not trainer}
         for call in (called for one in statements for called in _makers(one, touched)):
             made = functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
             if made is not None and made.body[0].lineno not in seen:

@@ -152,6 +152,8 @@ class Scope:
         """Return the scope of a function that is bound in this one, with its parameters bound by a call, whose
         arguments the scope `caller` evaluates, or by their defaults."""
         scope = Scope(self)
+        if (config := _config_of_hydra(node)) is not None:
+            scope.bound.append(Binding(node.args.args[0].arg, config, node, self))
         names = [one.arg for one in node.args.args]
         given: dict[str, ast.expr] = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
         named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
@@ -205,6 +207,21 @@ def _targets(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
         for place in range(len(target.elts))
     )
     return [(ast.unparse(one), element) for one, element in zip(target.elts, elements, strict=True)]
+
+
+def _config_of_hydra(node: ast.FunctionDef) -> ast.expr | None:
+    """Return the call that loads the config which `@hydra.main(config_path=..., config_name=...)` gives to a
+    function."""
+    for one in node.decorator_list:
+        if isinstance(one, ast.Call) and ast.unparse(one.func) == "hydra.main" and node.args.args:
+            given = {
+                word.arg: str(word.value.value or "") for word in one.keywords if isinstance(word.value, ast.Constant)
+            }
+            name = (given.get("config_name") or "config").removesuffix(".yaml")
+            file = f"{given.get('config_path') or '.'}/{name}.yaml"
+            call = ast.parse(f"OmegaConf.load({file!r})", mode="eval")
+            return ast.copy_location(call.body, one)
+    return None
 
 
 def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
-from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
+from rftstream.integrations.foreign_configs.reading import OPERATORS, read_python
 from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside
 from rftstream.integrations.foreign_configs.trl.loaded import ConfigFiles, loaded_as, made_of, sampling_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
@@ -86,11 +86,7 @@ class ScriptReader:
     ) -> None:
         """`parsed`: the settings of the command line and of its YAML, if they are given. `known`: the names of all
         settings that a command line has. `environment`: variables that the shell gives to the script."""
-        text = read_text(path)
-        try:
-            self._tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: not Python: {error}; name a training script, or TRL's YAML config") from None
+        text, self._tree = read_python(path)
         self._path, self._lines = path, text.splitlines()
         self._given = parsed or {}
         self._parsed = None if parsed is None else {**PARSED_DEFAULTS, **parsed}
@@ -287,6 +283,8 @@ class ScriptReader:
             return self._of_environment(node, scope)
         if isinstance(node, ast.Call) and self._configs.is_loaded(node):
             return self._configs.load(node, scope)
+        if isinstance(node, ast.Call) and last_name(node.func) == "to_container" and node.args:  # of OmegaConf
+            return self.value(node.args[0], scope)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
             key, *default = (self.value(one, scope) for one in node.args)
             return self.value(node.func.value, scope).get(key, *default)

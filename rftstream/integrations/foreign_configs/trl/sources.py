@@ -145,6 +145,11 @@ class DatasetRules:
         source = self._by_hand(prefix, place, shows_images=bool({"image", "images"} & set(names)))
         columns = self._columns({name: name for name in names if name not in ("messages", "prompt")})
         is_text = any("apply_chat_template" in one for one in changes)
+        if is_text and not self._samples:
+            c.ask(
+                "a chat template has made texts of the rows: TRL trains on these as they are, a run takes messages, "
+                "which its own template makes texts of; write the messages, without apply_chat_template"
+            )
         if self._samples and not is_text and (self._script.makes_chats or self._by_chat):
             columns = {"messages": "prompt", **columns}
         found = {"source": source, "columns": columns, "chat_template": BARE if self._samples and is_text else None}
