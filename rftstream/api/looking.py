@@ -182,11 +182,13 @@ class RunTables:
         text: str = "",
         reward_from: float | None = None,
         reward_to: float | None = None,
+        version_from: int | None = None,
         order: str = "problem",
         **unknown: Never,
     ) -> Table[ProblemRow]:
         """Return the problems that have a group; order: problem, hardest, easiest, learned, forgotten, seen, rare or
-        last. Frames can have the column `prompt`, too."""
+        last. Frames can have the column `prompt`, too. `version_from`: by the groups that only this version or newer
+        ones sampled."""
         _check_filters(self.problems, unknown)
         check_word("problems: order", order, ORDERS)
 
@@ -201,6 +203,7 @@ class RunTables:
                             taskset=taskset,
                             text=text,
                             reward=(reward_from, reward_to),
+                            version_from=version_from,
                             order=order,
                             skip=skip or 0,
                             limit=size,

@@ -291,5 +291,12 @@ def open_catalog(path: Path) -> CatalogReader | None:
     return catalog
 
 
+def like(text: str) -> str:
+    """Return the pattern of texts that have this one in them. Its escape character is an exclamation mark."""
+    for sign in "!%_":
+        text = text.replace(sign, f"!{sign}")
+    return f"%{text}%"
+
+
 class _Useless(Exception):
     """The file is not the catalog of this run in this format."""

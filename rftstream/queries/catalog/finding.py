@@ -11,7 +11,7 @@ from rftstream.contracts.ids import next_attempt, split_group_id
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.data.feedback.fold import GroupStatus
 from rftstream.queries.audits.rows import RESULTS
-from rftstream.queries.catalog.database import CatalogReader, Row
+from rftstream.queries.catalog.database import CatalogReader, Row, like
 from rftstream.queries.catalog.moments import Moment
 
 Range = tuple[float | None, float | None]
@@ -251,15 +251,8 @@ _FATE_CONDITIONS = {
 }
 
 
-def like(text: str) -> str:
-    """Return the pattern of texts that have this one in them. Its escape character is an exclamation mark."""
-    for sign in "!%_":
-        text = text.replace(sign, f"!{sign}")
-    return f"%{text}%"
-
-
 def _values(moment: Moment, **more: Any) -> dict[str, Any]:
-    return {"at": moment.at_s, "version": moment.version, **more}
+    return {"at": moment.at_s, "version": moment.version, "version_from": None, **more}
 
 
 # --------------------------------------------------------------------------------------------- problems
@@ -301,9 +294,10 @@ _PROBLEMS_THEN = (
     " avg(CASE WHEN decided_at <= :at THEN reward_mean END) AS reward_mean,"
     " min(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS first_sequence,"
     " max(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS newest_sequence"
-    " FROM groups WHERE admitted_at <= :at GROUP BY taskset, problem) p"
+    " FROM groups WHERE admitted_at <= :at AND (:version_from IS NULL OR min_version >= :version_from)"
+    " GROUP BY taskset, problem) p"
 )
-"""The table `problems` at an earlier moment."""
+"""The table `problems` at an earlier moment, or of the groups since a version."""
 
 
 def find_problems(
@@ -313,16 +307,20 @@ def find_problems(
     taskset: str = "",
     text: str = "",
     reward: Range = (None, None),
+    version_from: int | None = None,
     order: str = "problem",
     skip: int = 0,
     limit: int = PAGE,
 ) -> list[ProblemRow]:
     """Return problems with the results of their groups: all, or those with a text in their prompt, or with a mean
-    reward in a range. For now, they are a page of an index; for an earlier moment, all groups are read."""
+    reward in a range. For now, they are a page of an index; for an earlier moment, or for the groups that no version
+    before `version_from` may sample, all groups are read."""
+    values = _values(moment, taskset=taskset, text=like(text), version_from=version_from, least=reward[0])
+    indexed = moment.is_now and version_from is None
     rows = catalog.rows(
-        f"SELECT *, first AS reward_first, newest AS reward_newest FROM {_problems(moment, taskset, reward, text)}"
+        f"SELECT *, first AS reward_first, newest AS reward_newest FROM {_problems(indexed, taskset, reward, text)}"
         f" ORDER BY {ORDERS.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
-        _values(moment, taskset=taskset, text=like(text), least=reward[0], most=reward[1], limit=limit, skip=skip),
+        {**values, "most": reward[1], "limit": limit, "skip": skip},
     )
     return [_made(ProblemRow, row) for row in rows]
 
@@ -332,14 +330,14 @@ def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "",
     row = catalog.row(
         "SELECT coalesce(sum(problems), 0) AS problems FROM tasksets WHERE :taskset = '' OR taskset = :taskset"
         if moment.is_now and reward == (None, None)
-        else f"SELECT count(*) AS problems FROM {_problems(moment, taskset, reward)}",
+        else f"SELECT count(*) AS problems FROM {_problems(moment.is_now, taskset, reward)}",
         _values(moment, taskset=taskset, least=reward[0], most=reward[1]),
     )
     return 0 if row is None else int(row["problems"])
 
 
-def _problems(moment: Moment, taskset: str, reward: Range, text: str = "") -> str:
-    """Return the SQL for the problems of a moment that are wanted."""
+def _problems(indexed: bool, taskset: str, reward: Range, text: str = "") -> str:
+    """Return the SQL for the wanted problems. `indexed`: by the table `problems`."""
     conditions = {
         "taskset = :taskset": taskset,
         "(taskset, problem) IN (SELECT taskset, problem FROM prompts WHERE text LIKE :text ESCAPE '!')": text,
@@ -347,7 +345,7 @@ def _problems(moment: Moment, taskset: str, reward: Range, text: str = "") -> st
         "reward_mean <= :most": reward[1] is not None,
     }
     where = " AND ".join(["1", *(condition for condition, is_wanted in conditions.items() if is_wanted)])
-    return f"({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN}) WHERE {where}"
+    return f"({'SELECT * FROM problems' if indexed else _PROBLEMS_THEN}) WHERE {where}"
 
 
 def list_tasksets(catalog: CatalogReader) -> list[str]:

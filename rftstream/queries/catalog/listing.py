@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rftstream.contracts.ids import split_group_id
-from rftstream.queries.catalog.database import CatalogReader, Row
-from rftstream.queries.catalog.finding import PAGE, GroupFilter, RolloutRow, conditions_of, like, rollout_row
+from rftstream.queries.catalog.database import CatalogReader, Row, like
+from rftstream.queries.catalog.finding import PAGE, GroupFilter, RolloutRow, conditions_of, rollout_row
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.texts import SIBLING_BITS
 

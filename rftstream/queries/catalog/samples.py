@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rftstream.queries.catalog.database import CatalogReader, Row
-from rftstream.queries.catalog.finding import PAGE, like
+from rftstream.queries.catalog.database import CatalogReader, Row, like
+from rftstream.queries.catalog.finding import PAGE
 
 ORDERS = {
     "task": "s.task, s.number",

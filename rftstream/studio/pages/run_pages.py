@@ -121,8 +121,9 @@ def problems(page: PageOfRun) -> Values:
     taskset, order = page.asked("taskset")[:100], page.asked("order", "problem")
     skip, text, reward = page.number("skip") or 0, asked_text(page), asked_range(page, "reward")
     found = find_problems(
-        page.catalog, page.moment, taskset=taskset, text=text, reward=reward, order=order, skip=skip, limit=PAGE + 1
-    )
+        page.catalog, page.moment, taskset=taskset, text=text, reward=reward, version_from=page.number("version_from"),
+        order=order, skip=skip, limit=PAGE + 1,
+    )  # fmt: skip
     shown = found[:PAGE]
     which = [GroupFilter(taskset=one.taskset, problem=one.problem) for one in shown]
     return {
@@ -134,6 +135,7 @@ def problems(page: PageOfRun) -> Values:
         "taskset": taskset,
         "text": text,
         "reward": reward,
+        "version_from": page.number("version_from"),
         "tasksets": list_tasksets(page.catalog),
         "order": order if order in ORDERS else "problem",
         "skip": skip,

@@ -19,7 +19,14 @@ from rftstream.contracts.summaries import Summary
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
-from rftstream.queries.catalog.finding import ORDERS, count_problems, find_problems, list_tasksets
+from rftstream.queries.catalog.finding import (
+    ORDERS,
+    GroupFilter,
+    count_problems,
+    find_groups,
+    find_problems,
+    list_tasksets,
+)
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.curves import coarse
 from rftstream.queries.curves.history import CoarseHistory, HistoryReader, read_glance, read_history
@@ -211,8 +218,15 @@ def test_a_page_of_problems_looks_at_no_more_rows_of_more(order: str, tmp_path: 
                 problem, reward = sequence % count, None if sequence % 7 == 0 else (sequence * 31 % 101) / 101
                 db.execute(
                     "INSERT INTO groups(sequence, group_id, taskset, problem, group_size, admitted_at, decided_at,"
-                    " result, reason, reward_mean) VALUES (?, ?, ?, ?, 2, 1.0, 2.0, 0, '', ?)",
-                    (sequence, str(sequence), f"t{problem % 3}", problem, None if sequence % 2 else reward),
+                    " result, reason, reward_mean, min_version) VALUES (?, ?, ?, ?, 2, 1.0, 2.0, 0, '', ?, ?)",
+                    (
+                        sequence,
+                        str(sequence),
+                        f"t{problem % 3}",
+                        problem,
+                        None if sequence % 2 else reward,
+                        sequence * 4 // count,
+                    ),
                 )
                 if sequence % 2:  # its task came first
                     db.execute("UPDATE groups SET reward_mean = ? WHERE sequence = ?", (reward, sequence))
@@ -225,6 +239,16 @@ def test_a_page_of_problems_looks_at_no_more_rows_of_more(order: str, tmp_path: 
                     for moment in (Moment(), Moment(at_s=1e9))
                 )  # fmt: skip
                 assert now == then and len(now[0]) == min(40, now[1] - 5)
+            since = find_problems(catalog, Moment(), version_from=3, order=order, limit=count)
+            groups = find_groups(catalog, Moment(), GroupFilter(), limit=count // 4 * 5, with_siblings=False)
+            ends = {one.problem: (one.reward_first, one.reward_newest) for one in since}
+            rewards = {group.problem: [] for group in groups}
+            for group in groups[::-1]:
+                rewards[group.problem] += [group.reward_mean] if group.reward_mean is not None else []
+            assert ends == {one: (some[0], some[-1]) if some else (None, None) for one, some in rewards.items()}
+            changes = [one[1] - one[0] for one in ends.values() if None not in one]
+            if order == "forgotten":
+                assert changes == sorted(changes) and changes[0] < 0 < changes[-1]
             ticks: list[int] = []
             catalog._db.set_progress_handler(lambda: ticks.append(1), 10)  # noqa: B023  asked before the next one is made
             find_problems(catalog, Moment(), order=order)
