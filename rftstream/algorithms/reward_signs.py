@@ -224,8 +224,9 @@ def _held_out(windows: _Windows, evaluations: Sequence[EvalResult], config: RunC
     if risen is not None and risen >= RISE:
         text = f"the reward rose by {risen:.2f} since the first steps, the best evaluation by {max(rises):.2f}"
         most = [
-            f"{max(parts, key=parts.__getitem__)} {max(parts.values()):+.2f}"
-            for _, parts in _part_changes(windows, config)
+            f"{max(parts, key=parts.__getitem__)}{f' in {name}' if config.tasksets.keys() - {name} else ''} "
+            f"{max(parts.values()):+.2f}"
+            for name, parts in _part_changes(windows, config)
         ]
         yield Sign("held_out", "", f"{text}; most of it by {', '.join(most)}" if most else text)
     before, now = windows.first.get("length_mean", 0.0), windows.last.get("length_mean", 0.0)

@@ -74,7 +74,8 @@ SAY_EVERY_S = 5.0
     "--without",
     multiple=True,
     metavar="ID",
-    help="With --into: leave out this rollout or group; `feedback`: what people judge otherwise now.",
+    help="With --into: leave out this rollout, group or problem (TASKSET/NUMBER); `feedback`: what people judge "
+    "otherwise now.",
 )
 @click.option(
     "--scorer",

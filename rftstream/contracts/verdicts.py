@@ -60,6 +60,11 @@ def spent_amounts(metrics: Mapping[str, float]) -> dict[str, float]:
     return amounts
 
 
+BY_ENVIRONMENT = "environment: "
+"""Beginning of the error where the reward that the environment gave is missing or no number. It is recorded with the
+rollout, so another try at scoring ends alike."""
+
+
 class UnscorableReason(StrEnum):
     """Why a rollout has no reward."""
 

@@ -62,6 +62,7 @@ def trial_config(
         tasksets=tasksets,
         stages=(),
         evaluations={},
+        feedback=None,
         feeder=dataclasses.replace(config.feeder, groups_per_batch=num_tasks, group_size=samples, max_staleness=0),
         buffer=dataclasses.replace(config.buffer, zero_variance="keep"),
         trainer=dataclasses.replace(config.trainer, publish_every=1, shares=1, keep_best=None),

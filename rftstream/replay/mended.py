@@ -20,6 +20,8 @@ from rftstream.runs.making.imported import RolloutImport
 from rftstream.runs.writes.additions import Say
 from rftstream.transport.base import Transport
 
+SHOWN = 20
+"""Most changed problems of a taskset that are named."""
 Answer = tuple[str | None, dict[str, Any]]
 """The answer of a problem, and everything else that environment and reward are given."""
 
@@ -48,6 +50,12 @@ class MendedImport(RolloutImport):
                 f"{name}: {counts[name, 'changed']:,} of {plural(total, 'problem')} have another answer or columns now"
             )
             gone = f"; {counts[name, 'gone']:,} are not there by their prompt, or in several forms: scored as recorded"
+            which = [
+                f"{one}/{index}"
+                for (one, index), found in sorted(self._found.items())
+                if (one, found) == (name, "changed")
+            ]
+            text += f": {', '.join(which[:SHOWN])}{', ...' if which[SHOWN:] else ''}" if which else ""
             self._say(text + (gone if counts[name, "gone"] else ""))
 
     def _of_a_rollout(self, record: Record) -> NewRecord | None:

@@ -106,7 +106,7 @@ def find_left_out(
     also: Collection[str] = (),
     first: int = 0,
 ) -> LeftOut:
-    """Return the changes for leaving these rollouts and groups out of batches 0 to `last` - 1, and those rollouts of
+    """Return the changes for leaving these rollouts, groups and problems out of batches 0 to `last` - 1, and those of
     `also` that are in batches from `first` on. ConfigError if one of `names` is in none of these batches, if a batch
     would be empty, or if nothing is left out."""
     siblings: dict[str, list[str]] = defaultdict(list)
@@ -151,14 +151,21 @@ def find_left_out(
 
 def _dropped(names: Collection[str], siblings: Mapping[str, list[str]], last: int) -> set[str]:
     dropped: set[str] = set()
+    of_problem: dict[str, list[str]] = defaultdict(list)
+    for group, rollouts in siblings.items():
+        if (parts := split_group_id(group)) is not None:
+            of_problem[f"{parts[0]}/{parts[2]}"] += rollouts
     for name in names:
+        if name in of_problem:
+            dropped |= set(of_problem[name])
+            continue
         group = name if split_group_id(name) is not None and name in siblings else name.rpartition("/")[0]
         found = siblings[name] if group == name else [one for one in siblings.get(group, ()) if one == name]
         if not found:
             raise ConfigError(
-                f"--without: {name}: in none of the batches below version {last}, expected a rollout or group that was "
-                "trained; `rftstream feedback taints RUN` lists what people judge otherwise, and `rftstream rescore` "
-                "judges by a mended reward all that was sampled"
+                f"--without: {name}: in none of the batches below version {last}, expected a rollout, group or "
+                "problem (TASKSET/NUMBER) that was trained; `rftstream feedback taints RUN` lists what people judge "
+                "otherwise, and `rftstream rescore` judges by a mended reward all that was sampled"
             )
         dropped |= set(found)
     return dropped

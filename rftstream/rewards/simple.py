@@ -8,6 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from rftstream.contracts.verdicts import BY_ENVIRONMENT
 from rftstream.errors import ConfigError, NoReward, RewardError
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.version import config_version
@@ -36,13 +37,16 @@ class EnvironmentReward:
 
     def __call__(self, item: RewardInput) -> Score:
         if item.environment_error is not None:
-            raise RewardError(f"environment: {item.environment_error}")
+            raise RewardError(f"{BY_ENVIRONMENT}{item.environment_error}")
         reward, roles = item.environment_reward, item.environment_roles
         if reward is None and (given := [one for one in roles.values() if one is not None]):
             reward = sum(given) / len(given)
         if reward is None:
             raise NoReward(
-                "environment: neither environment nor agent gave a reward, expected one in at least one turn; "
+                f"{BY_ENVIRONMENT}the rollout was cut off at its limit of tokens before environment or agent gave a "
+                "reward; raise sampling.max_tokens, or let it give one in each turn"
+                if item.truncated
+                else f"{BY_ENVIRONMENT}neither environment nor agent gave a reward, expected one in at least one turn; "
                 "let it give one, or use another reward"
             )
         return Score(reward=reward, parts=item.environment_parts, roles=roles)

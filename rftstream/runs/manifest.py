@@ -25,6 +25,7 @@ from rftstream.roles import role_spec
 from rftstream.version import __version__
 
 _WARNED = ("trainer.lr",)
+OTHER_DATA = "same settings, other data"
 """Settings that may change on resume, but change what is learned."""
 
 _OF_A_TASKSET = re.compile(r"tasksets\..+\.pipeline\.\d+\.")
@@ -64,7 +65,7 @@ def check_same_run(
     if differences:
         raise ConfigError(
             f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
-            f"{'; '.join(differences)}; take back the change, or start a new run"
+            f"{'; '.join(differences)}; take back the change, {_otherwise(differences)}"
         )
     if operators and not other_operators:
         raise ConfigError(
@@ -196,6 +197,15 @@ def data_digests(config: RunConfig, model: ModelSpec, tasksets: Mapping[str, Tas
     return digests
 
 
+def _otherwise(differences: Sequence[str]) -> str:
+    if not all(line.endswith(OTHER_DATA) for line in differences):
+        return "or start a new run"
+    return (
+        "or have what it sampled scored by the answers of now (`rftstream rescore RUN --new-answers --into NEWRUN`), "
+        "or start a new run, from this one's weights with model.init_from"
+    )
+
+
 def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Explain a difference by the settings that differ, else by the data."""
     kind, _, taskset = name.partition(".")
@@ -204,7 +214,7 @@ def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> st
     source = f"{section}source"
     if len(settings) == 1 and settings[0].startswith(f"{source} ") and source in then and source in now:
         return f"{name}: other data in {now[source]!r} than in {then[source]!r}"  # where it lies differs by host
-    return f"another {name}: " + ", ".join(settings) if settings else f"{name}: same settings, other data"
+    return f"another {name}: " + ", ".join(settings) if settings else f"{name}: {OTHER_DATA}"
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:

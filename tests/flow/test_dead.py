@@ -17,7 +17,7 @@ from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord
-from rftstream.queries.records.dead import read_dead, stored_rollouts
+from rftstream.queries.records.dead import plan_retries, read_dead, stored_rollouts
 from rftstream.runs.writes.requests import retry_request
 from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, RoleDriver, Simulation
@@ -177,6 +177,23 @@ def test_headers_of_somebody_else_name_no_stored_rollout(scene: Scene) -> None:
         headers = (("group_id", b"g"), ("sibling", sibling), ("status", b"completed"))
         scene.put_raw(NewRecord("rollouts", 0, b"?", b"?", headers))
     assert stored_rollouts(Log(scene.transport()), ["g"]) == {"g": []}
+
+
+def test_a_reward_that_the_environment_gave_is_not_asked_for_again(scene: Scene) -> None:
+    """It is recorded: scored again, the rollout would die again."""
+    feeder = RoleDriver(scene, "feeder")
+    feeder.work()
+    group = kill_group(scene, 0)
+    ids = [task.ids for task in tasks_of(scene) if task.ids.group_id == group]
+    scene.put("rollouts", *map(scene.rollout, ids))
+    (records,) = stored_rollouts(Log(scene.transport()), [group]).values()
+    for sibling, detail in enumerate(("environment: neither environment nor agent gave a reward", "it raised")):
+        place, _, offset = str(records[sibling]).partition("@")
+        scene.put("dead", DeadLetter(role="verifier", topic="rollouts", partition=int(place[9:-1]), offset=int(offset),
+                                     key=None, value=None, headers=(), reason="no_reward", detail=detail,
+                                     tries=1, dead_at=0.0))  # fmt: skip
+    stored, _ = plan_retries(Log(scene.transport()), now=0.0)
+    assert stored == {group: [None, records[1]]}
 
 
 def rollouts_of(scene: Scene) -> dict[str, Rollout]:

@@ -113,6 +113,9 @@ def test_killed_at_any_commit_it_goes_on(
 def test_what_cannot_be_left_out(first: Simulation) -> None:
     with pytest.raises(ConfigError, match="sums/9/9/0/1: in none of the batches below version 6"):
         left_out_of(first, "sums/9/9/0/1")
+    of_problem = left_out_of(first, "sums/1")
+    assert of_problem.rollouts | of_problem.groups
+    assert {name.split("/")[2] for name in of_problem.groups} == {"1"}
     with pytest.raises(ConfigError, match=r"nothing would be left of batch 1, .* or make the batches anew"):
         left_out_of(first, *in_batch(first, 1))
     mine, elsewhere = next(iter(in_batch(first, 1).values()))[0], "sums/9/9/0/1"

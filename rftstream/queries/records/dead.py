@@ -17,7 +17,7 @@ from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.ids import next_attempt, split_group_id
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.verdicts import UnscorableReason
+from rftstream.contracts.verdicts import BY_ENVIRONMENT, UnscorableReason
 from rftstream.error_kinds import counted_kinds
 from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.catalog.counts import ErrorKind
@@ -254,12 +254,13 @@ def plan_retries(
 ) -> tuple[dict[str, Sequence[str | None]], int]:
     """Return the dead groups selected by names or a reason (else all), each with the places of the rollouts that can be
     scored again; and the number of other groups that were put back before. `sample`: no rollout is scored again, all
-    are sampled."""
+    are sampled. What died of its environment's reward is sampled, too: that reward is recorded, and stays as it is."""
     chosen = groups_to_retry(log, read_dead(log, now=now, with_dropped=bool(names)), names, reason)
     groups = [group.group_id for group in chosen if group.state != "put_back"]
     stored: dict[str, Sequence[str | None]] = dict.fromkeys(groups, ())
     if not sample:
-        stored |= stored_rollouts(log, groups)
+        as_before = {letter.id for letter in read_letters(log) if letter.error.startswith(BY_ENVIRONMENT)}
+        stored |= stored_rollouts(log, groups, as_before)
     return stored, len(chosen) - len(groups)
 
 
@@ -317,14 +318,17 @@ def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[l
     )
 
 
-def stored_rollouts(log: Log, groups: Collection[str]) -> dict[str, list[str | None]]:
-    """Return, for each group, the places of its siblings' rollouts; None for siblings that have nothing to score."""
+def stored_rollouts(log: Log, groups: Collection[str], but: Collection[str] = ()) -> dict[str, list[str | None]]:
+    """Return, for each group, the places of its siblings' rollouts; None for siblings that have nothing to score, or
+    whose letter `but` names."""
     chosen = {group.encode() for group in groups}
     places: dict[str, dict[int, str]] = {group: {} for group in groups}
     for record in log.read("rollouts", bodies=False):
         group = record.header("group_id")
         sibling = record.number("sibling")
         if group in chosen and sibling is not None and record.header("status") in _SCORABLE:
+            if f"verifier/rollouts/{record.partition}/{record.offset}" in but:
+                continue
             places[record.text("group_id")].setdefault(sibling, str(record))
     return {group: [found.get(i) for i in range(max(found, default=-1) + 1)] for group, found in places.items()}
 

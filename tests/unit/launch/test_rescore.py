@@ -63,7 +63,7 @@ def test_new_answers_are_those_of_the_same_question(run: OpenRun, tmp_path: Path
             found = {one.message.ids.sequence: one.message.problem.answer for one in Log(target).messages(topic)}  # type: ignore[union-attr]
             assert found == {0: "0", 1: "mended", 2: "2", 3: "moved", 4: "4", 5: "5"}
         assert not audit(target).problems
-    told = "sums: 2 of 6 problems have another answer or columns now; 3 are not there by their prompt, or in several"
+    told = "sums: 2 of 6 problems have another answer or columns now: sums/1, sums/3; 3 are not there by"
     assert said[-1].startswith(told)
 
 
@@ -84,7 +84,7 @@ def test_new_answers_are_found_where_a_question_shows_an_image(run: OpenRun, tmp
             problem, sequence = one.message.problem, one.message.ids.sequence  # type: ignore[union-attr]
             assert (problem.answer, problem.info) == (now.problem(sequence).answer, now.problem(sequence).info)
             assert problem.messages[0].media[0].url == "store:media/one"
-    assert said[-1] == "sums: 2 of 2 problems have another answer or columns now"
+    assert said[-1] == "sums: 2 of 2 problems have another answer or columns now: sums/0, sums/1"
 
 
 def tasks_of(path: Path, *rows: tuple[int, str]) -> Taskset:

@@ -137,6 +137,12 @@ def test_a_reward_that_no_evaluation_follows() -> None:
         {"reward": (0.1, 0.7), "part/exact": (0.1, 0.2), "part/well_formed": (0.0, 1.0)}, held_out=[0.4, 0.4]
     )
     assert signs(parts, config_of(BOTH, held_out={}))["held_out"].endswith("; most of it by well_formed +0.38")
+    two = {f"part/{one}/{part}": (0.0, end) for one in ("train", "more") for part, end in
+           (("exact", 0.1), ("well_formed", 0.8))}  # fmt: skip
+    config = config_of(BOTH, held_out={})
+    config = replace(config, tasksets=dict.fromkeys(("train", "more"), config.tasksets["train"]))
+    said = signs(history({"reward": (0.1, 0.7), **two}, held_out=[0.4, 0.4]), config)["held_out"]
+    assert said.endswith("; most of it by well_formed in train +0.30, well_formed in more +0.30")
 
 
 def test_a_second_opinion_that_is_far_away() -> None:

@@ -56,6 +56,7 @@ def test_it_is_what_the_environment_gave(scorer_class: Any, tmp_path: Path) -> N
         {"environment_reward": 0.0},
         {"environment_reward": None, "environment_parts": {"polite": 0.5}},
         {"environment_error": "the reward of turn 2 is nan, expected a finite number"},
+        {"environment_reward": None, "truncated": True},
     )
     assert replies["0"][:3] == (1.5, {"right": 1.0, "polite": 0.5}, None)
     assert replies["1"][:3] == (0.0, {"environment": 0.0}, None)
@@ -64,6 +65,8 @@ def test_it_is_what_the_environment_gave(scorer_class: Any, tmp_path: Path) -> N
     assert replies["2"][4] == 1, "another try would not change it"
     assert replies["3"][:3] == (None, {}, "error")
     assert "environment: the reward of turn 2 is nan" in replies["3"][3]
+    assert replies["4"][2] == "no_reward"
+    assert "cut off at its limit of tokens before" in replies["4"][3]
 
 
 @pytest.mark.slow
