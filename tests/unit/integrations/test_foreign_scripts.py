@@ -227,3 +227,42 @@ def test_a_config_of_hydra_a_module_that_is_launched_and_a_notebook(tmp_path: Pa
         assert {key: setting(values, key) for key in found} == found
         assert any("write the messages, without apply_chat_template" in one for one in done.to_do)
         assert not any("nothing here reads this" in one for one in done.to_do), done.to_do
+
+
+OBJECTS = """
+import click
+from dataclasses import dataclass
+from trl import GRPOConfig, GRPOTrainer
+
+class Names:
+    OUT = "out"
+
+@dataclass
+class Settings:
+    model: str = "m"
+    rate: float = 1e-6
+    steps: int = 3
+    seed: int = 4
+
+def right(completions, **kwargs):
+    return [1.0 for _ in completions]
+
+settings = Settings("other", steps=5)
+settings.rate = 2e-6
+given = vars(parser.parse_args())
+parser.add_argument("--size", default=6)
+
+@click.command()
+@click.option("-b", "--beta", default=0.5)
+def main(beta):
+    args = GRPOConfig(Names.OUT, learning_rate=settings.rate, max_steps=settings.steps, seed=settings.seed, beta=beta,
+                      num_generations=given["size"], per_device_train_batch_size=given["size"])
+    GRPOTrainer(settings.model, right, args, load_dataset("rows")).train()
+"""
+
+
+def test_settings_in_objects_and_options_of_a_script(tmp_path: Path) -> None:
+    values = tomllib.loads(convert_config("trl", written(tmp_path, {"train.py": OBJECTS})).run_file)
+    found = {"run.name": "out", "model.path": "other", "trainer.lr": 2e-6, "run.steps": 5, "run.seed": 4}
+    found |= {"algorithms.grpo.kl_coef": 0.5, "feeder.group_size": 6, "feeder.groups_per_batch": 1}
+    assert {key: setting(values, key) for key in found} == found

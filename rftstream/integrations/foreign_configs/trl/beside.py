@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from rftstream.integrations.foreign_configs.trl.scopes import Scope
+from rftstream.integrations.foreign_configs.trl.scopes import Scope, attributes_of, fields_of
 
 DEEPEST = 10
 """Modules that a name may be handed through."""
@@ -125,3 +125,19 @@ class Values(Protocol):
 
     def holds(self, test: ast.expr, scope: Scope) -> bool:
         """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
+
+
+def attribute_of(reader: Values, node: ast.Attribute, scope: Scope) -> Any:
+    """Return an attribute of a class of the script, of an object of one as it is made, or of a loaded config.
+    LookupError if it has none."""
+    found, around = reader.resolved(node.value, scope)
+    made, home = reader.resolved(found.func, around) if isinstance(found, ast.Call) else (found, around)
+    if not isinstance(made, ast.ClassDef):
+        return reader.value(found, around)[node.attr]
+    given: dict[str | None, ast.expr] = {}
+    if isinstance(found, ast.Call):
+        given = dict(zip((name for name, _ in fields_of(made)), found.args, strict=False))
+        given |= {one.arg: one.value for one in found.keywords}
+    if node.attr in given:
+        return reader.value(given[node.attr], around)
+    return reader.value(attributes_of(made)[node.attr], home)

@@ -178,3 +178,10 @@ def _parts(target: ast.expr) -> list[ast.expr]:
     if isinstance(target, (ast.Tuple, ast.List)):
         return [part for one in target.elts for part in _parts(one)]
     return [target]
+
+
+def is_message(node: ast.AST) -> bool:
+    """Return whether a dict in the script is a message, so that its prompts are lists of messages."""
+    return isinstance(node, ast.Dict) and any(
+        isinstance(key, ast.Constant) and key.value == "role" for key in node.keys
+    )

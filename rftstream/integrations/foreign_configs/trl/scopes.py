@@ -122,6 +122,17 @@ class Scope:
             raise UnreadableExpression(name, "which is bound in a branch" if before else "")
         return self.outer.seen_from_inside(name)
 
+    def set_before(self, node: ast.Attribute) -> Binding | None:
+        """Return what sets an attribute, `args.rate = 1`, before this use of it. UnreadableExpression if a branch
+        decides."""
+        last = getattr(node, "lineno", math.inf)
+        found = [one for one in self.named(ast.unparse(node)) if one.statement.lineno < last]
+        if not found and self.outer is not None:
+            return self.outer.set_before(ast.Attribute(node.value, node.attr))
+        if found and not found[-1].is_known():
+            raise UnreadableExpression(node, "which is set in a branch")
+        return found[-1] if found else None
+
     def changes(self, node: ast.AST) -> list[Binding]:
         """Return the calls of methods on what a name stands for, in order, between its binding and this use of it."""
         if not isinstance(node, ast.Name):
@@ -152,8 +163,7 @@ class Scope:
         """Return the scope of a function that is bound in this one, with its parameters bound by a call, whose
         arguments the scope `caller` evaluates, or by their defaults."""
         scope = Scope(self)
-        if (config := _config_of_hydra(node)) is not None:
-            scope.bound.append(Binding(node.args.args[0].arg, config, node, self))
+        scope.bound += [Binding(name, value, node, self) for name, value in _given_by_decorators(node).items()]
         names = [one.arg for one in node.args.args]
         given: dict[str, ast.expr] = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
         named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
@@ -209,19 +219,26 @@ def _targets(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
     return [(ast.unparse(one), element) for one, element in zip(target.elts, elements, strict=True)]
 
 
-def _config_of_hydra(node: ast.FunctionDef) -> ast.expr | None:
-    """Return the call that loads the config which `@hydra.main(config_path=..., config_name=...)` gives to a
-    function."""
+def _given_by_decorators(node: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Return what decorators give to a function's parameters: the defaults of `@click.option`, and the config that
+    `@hydra.main(config_path=..., config_name=...)` loads."""
+    found: dict[str, ast.expr] = {}
     for one in node.decorator_list:
-        if isinstance(one, ast.Call) and ast.unparse(one.func) == "hydra.main" and node.args.args:
-            given = {
-                word.arg: str(word.value.value or "") for word in one.keywords if isinstance(word.value, ast.Constant)
-            }
-            name = (given.get("config_name") or "config").removesuffix(".yaml")
-            file = f"{given.get('config_path') or '.'}/{name}.yaml"
-            call = ast.parse(f"OmegaConf.load({file!r})", mode="eval")
-            return ast.copy_location(call.body, one)
-    return None
+        if not isinstance(one, ast.Call):
+            continue
+        words = {word.arg: word.value for word in one.keywords}
+        if ast.unparse(one.func) == "hydra.main" and node.args.args:
+            texts = {name: str(word.value or "") for name, word in words.items() if isinstance(word, ast.Constant)}
+            file = (
+                f"{texts.get('config_path') or '.'}/{(texts.get('config_name') or 'config').removesuffix('.yaml')}.yaml"
+            )
+            call = ast.parse(f"OmegaConf.load({file!r})", mode="eval").body
+            found[node.args.args[0].arg] = ast.copy_location(call, one)
+        elif last_name(one.func) == "option" and ("default" in words or "is_flag" in words):
+            flags = [str(flag.value) for flag in one.args if isinstance(flag, ast.Constant)]
+            name = next((flag for flag in flags if not flag.startswith("-")), max(flags, key=len, default=""))
+            found[name.lstrip("-").replace("-", "_")] = words.get("default", ast.Constant(False))
+    return found
 
 
 def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
@@ -229,6 +246,13 @@ def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
     for one in node.body:
         if isinstance(one, ast.AnnAssign):
             yield ast.unparse(one.target), _default_of(one.value)
+
+
+def attributes_of(node: ast.ClassDef) -> dict[str, ast.expr]:
+    """Return the fields of a class that have defaults, and its other attributes."""
+    plain = (one for one in node.body if isinstance(one, ast.Assign))
+    found = {ast.unparse(target): one.value for one in plain for target in one.targets}
+    return found | {name: value for name, value in fields_of(node) if value is not None}
 
 
 def _default_of(field: ast.expr | None) -> ast.expr | None:

@@ -18,10 +18,10 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_python
-from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside
+from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside, attribute_of
 from rftstream.integrations.foreign_configs.trl.loaded import ConfigFiles, loaded_as, made_of, sampling_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
-from rftstream.integrations.foreign_configs.trl.rest import to_do_about, unread_statements
+from rftstream.integrations.foreign_configs.trl.rest import is_message, to_do_about, unread_statements
 from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl.scopes import (
     UNKNOWN,
@@ -123,9 +123,7 @@ class ScriptReader:
         script = Script(kind.lower(), functions=names, environment=self._environment)
         script.arguments, script.own, script.own_taken = self._arguments_taken, set(self._own), self._own_taken
         script.code = ScriptCode(self._path.name, self._lines, scope, self)
-        script.makes_chats = any(
-            _is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)
-        )
+        script.makes_chats = any(is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree))
         datasets = DatasetReader(self)
         positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
@@ -296,6 +294,10 @@ class ScriptReader:
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
             return self._exported_as(str(self.value(node.slice, scope)), node)
         if isinstance(node, ast.Subscript):
+            with contextlib.suppress(*UNKNOWN):
+                of, around = self.resolved(node.value, scope)
+                if isinstance(of, ast.Call) and last_name(of.func) == "vars":
+                    return self._attribute(ast.Attribute(of.args[0], self.value(node.slice, scope)), around)
             return self.value(node.value, scope)[self.value(node.slice, scope)]
         if isinstance(node, (ast.Name, ast.IfExp)):
             return self.value(*self.resolved(node, scope))
@@ -337,6 +339,9 @@ class ScriptReader:
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
         """Return a setting of the command line, an argument of argparse as it is given or by default, or the last part
         of a constant such as torch.bfloat16."""
+        if (bound := scope.set_before(node)) is not None:
+            self.read_statements.add(id(bound.statement))
+            return self.value(bound.value, bound.scope)
         if self._is_of_dataclasses(node.value, scope):
             if node.attr in self._own and node.attr not in self._given:
                 return self.value(self._own[node.attr] or node.value, self.scope)
@@ -363,8 +368,7 @@ class ScriptReader:
                 if "action" in said and (action := str(self.value(said["action"], scope))).startswith("store_"):
                     return {"store_true": False, "store_false": True}[action]
         with contextlib.suppress(*UNKNOWN):
-            if isinstance(settings := self.value(node.value, scope), dict):
-                return settings[node.attr]
+            return attribute_of(self, node, scope)
         raise UnreadableExpression(node)
 
     # ------------------------------------------------------------------------------- arguments of a trainer
@@ -439,10 +443,3 @@ class ScriptReader:
         node, scope = self.resolved(node, scope)
         made = made_of(node)
         return self.value(node, scope) if made is None else self._model(made, scope)
-
-
-def _is_message(node: ast.AST) -> bool:
-    """Return whether a dict in the script is a message, so that its prompts are lists of messages."""
-    return isinstance(node, ast.Dict) and any(
-        isinstance(key, ast.Constant) and key.value == "role" for key in node.keys
-    )
