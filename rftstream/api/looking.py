@@ -28,6 +28,7 @@ from rftstream.queries.catalog.finding import (
     find_groups,
     find_letters_page,
     find_problems,
+    list_tasksets,
 )
 from rftstream.queries.catalog.listing import FATES as ROLLOUT_FATES
 from rftstream.queries.catalog.listing import ORDERS as ROLLOUT_ORDERS
@@ -95,6 +96,7 @@ class RunTables:
         """Return the rollouts that meet all these conditions; order: newest, oldest, best, worst, longest or
         shortest."""
         _check_filters(self.rollouts, unknown)
+        self._check_taskset("rollouts", taskset)
         check_word("rollouts: order", order, ROLLOUT_ORDERS)
         if fate:
             check_word("rollouts: fate", fate, ROLLOUT_FATES)
@@ -135,6 +137,7 @@ class RunTables:
     ) -> Table[GroupRow]:
         """Return the groups that meet all these conditions, newest first."""
         _check_filters(self.groups, unknown)
+        self._check_taskset("groups", taskset)
         if fate:
             check_word("groups: fate", fate, FATES)
         wanted = GroupFilter(fate=fate, reason=reason, taskset=taskset, batch=batch, problem=problem)
@@ -190,6 +193,7 @@ class RunTables:
         last. Frames can have the column `prompt`, too. `version_from`: by the groups that only this version or newer
         ones sampled."""
         _check_filters(self.problems, unknown)
+        self._check_taskset("problems", taskset)
         check_word("problems: order", order, ORDERS)
 
         def read(limit: int | None) -> Iterator[ProblemRow]:
@@ -214,6 +218,12 @@ class RunTables:
             return pages(page, _page_size(limit))
 
         return replace(_table("problems", read=read, to_row=_row), on_log={"prompt": self._prompt})
+
+    def _check_taskset(self, table: str, name: str) -> None:
+        """Raise ConfigError for a taskset that the run file does not have, and of which there is no group."""
+        if name and name not in (known := self._index.run.config.tasksets):
+            with self._index.catalog(texts=False) as opened:
+                check_word(f"{table}: taskset", name, {*known, *(list_tasksets(opened[0]) if opened else ())})
 
     def _prompt(self, row: ProblemRow) -> str:
         """Return the last user message of a problem, by its newest group."""

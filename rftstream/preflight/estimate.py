@@ -137,6 +137,8 @@ REFERENCE_BYTES = 4
 
 LOG_OVERHEAD = 1.15
 """Factor for the pages and indexes of the embedded log beside its records."""
+JOURNAL_BYTES = 64 << 20
+"""Most bytes that the journal of the embedded log keeps, in which its newest records stand once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,8 @@ class DiskEstimate(Report):
     saved_bytes: int
     """Bytes of it on `partials`, if a rollout takes longer than the interval at which unfinished ones are saved."""
     log_bytes: int | None
+    journal_bytes: int
+    """Most bytes of the embedded log's journal; 0 on Kafka."""
     parameters: int
     snapshot_bytes: int
     snapshots: int
@@ -173,7 +177,7 @@ class DiskEstimate(Report):
     def total_bytes(self) -> int:
         """Return the known bytes on this disk. `final/` counts as one more snapshot."""
         weights = self.weights_bytes if self.store_is_local else 0
-        return (self.log_bytes or 0) + weights + self.snapshot_bytes
+        return (self.log_bytes or 0) + self.journal_bytes + weights + self.snapshot_bytes
 
     @property
     def fits(self) -> bool:
@@ -215,6 +219,7 @@ def estimate_disk(
     saves = config.explorer.partial_every_s > 0
     num_bytes = per_rollout(saves)
     rollouts = num_rollouts(config, sizes)
+    journal = JOURNAL_BYTES if config.transport.kind == "embedded" else 0
     sizes_of_model = ModelSizes.of(spec.folder, spec.lora)
     renewed = config.trainer.reference_every is not None or any(one.own_reference for one in Stages.of(config).all)
     of_reference = REFERENCE_BYTES * sizes_of_model.trained if renewed else 0
@@ -224,6 +229,7 @@ def estimate_disk(
         bytes_per_rollout=round(num_bytes),
         saved_bytes=round(num_bytes - per_rollout(False)),
         log_bytes=None if rollouts is None else round(rollouts * num_bytes),
+        journal_bytes=journal if rollouts is None else min(journal, round(rollouts * num_bytes)),
         parameters=sizes_of_model.parameters,
         snapshot_bytes=sizes_of_model.trained * SERVED_BYTES[spec.dtype],
         # The newest, those of checkpoints, the best of each evaluation, version 0, and one that is being written.

@@ -404,6 +404,7 @@ def _disk_lines(disk: DiskEstimate) -> list[str]:
         *columns(
             [
                 ("log", log, f"{rollouts}{size(disk.bytes_per_rollout)} each, at the greatest length{saved}"),
+                *([("journal", size(disk.journal_bytes), "newest records, once more")] if disk.journal_bytes else []),
                 (
                     "weights",
                     size(disk.snapshot_bytes * disk.snapshots),

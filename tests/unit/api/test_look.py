@@ -244,6 +244,10 @@ def in_a_thread(do: Callable[[], object]) -> object:
 WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
     "filter": (lambda run: run.rollouts(fat="trained"), "rollouts: unknown filter 'fat'; did you mean 'fate'?"),  # type: ignore[arg-type]
     "fate": (lambda run: run.groups(fate="traind"), "groups: fate: unknown 'traind'; known: batched, dead, expired,"),
+    "taskset": (
+        lambda run: run.rollouts(taskset="sum"),
+        "rollouts: taskset: unknown 'sum'; known: more, sums; did you",
+    ),
     "order": (lambda run: run.problems(order="hard"), "problems: order: unknown 'hard'; known: easiest, forgotten"),
     "rows": (lambda run: run.problems().head(-1), "problems: head: got -1, expected a number of rows, 0 or more"),
     "text for a list": (
@@ -309,6 +313,7 @@ def test_a_folder_that_is_no_run_and_a_run_that_has_not_begun(tmp_path: Path) ->
 
 
 def test_whoever_looks_next_writes_the_index_and_makes_a_lost_one_anew(demo: Run) -> None:
+    demo.rollouts(text="=").first()  # all texts are read
     first, second = CatalogUpdater(demo._index.run), CatalogUpdater(demo._index.run)
     try:
         first.update()

@@ -8,6 +8,7 @@ import pytest
 
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.errors import ConfigError
+from rftstream.preflight.checks.check import check
 from rftstream.preflight.estimate import ModelSizes, num_rollouts, rollout_bytes
 from rftstream.queries.formatting import size
 from tests.unit.preflight import test_check
@@ -60,6 +61,16 @@ def test_filtered_groups_come_on_top(write: Write) -> None:
     assert all(said in text for text in (replaced.to_text(), replaced.to_short_text()))
     assert "may filter" not in plain.to_text()
     assert [" beside those of groups" in one.to_short_text() for one in (plain, replaced)] == [False, True]
+
+
+def test_the_newest_records_stand_in_the_journal_once_more(write: Write) -> None:
+    """As much as all of them at most; other logs have no such journal."""
+    few, many = (fine(write(run__steps=steps)).disk for steps in (2, 10**6))
+    assert few is not None and many is not None and few.log_bytes is not None and many.log_bytes is not None
+    assert (few.journal_bytes, many.journal_bytes) == (few.log_bytes, 64 << 20)
+    assert many.total_bytes == many.log_bytes + (64 << 20) + many.weights_bytes + many.snapshot_bytes
+    away = check(write(transport__kind="memory")).disk
+    assert away is not None and away.journal_bytes == 0
 
 
 def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
