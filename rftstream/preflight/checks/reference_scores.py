@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -190,7 +190,8 @@ def score_references(
         return None
     scoring = _Scoring(reward, problems)
     thread = threading.Thread(target=scoring.run, name="score references", daemon=True)
-    with contextlib.redirect_stdout(io.StringIO()):  # rewards print what they score, here hundreds of made-up answers
+    # Rewards print what they score, here hundreds of made-up answers; what they start may print, too.
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         thread.start()
         thread.join(LIMIT_S)
     return scoring.report()

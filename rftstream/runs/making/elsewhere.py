@@ -116,7 +116,8 @@ def check_rewards(transport: Transport, config: RunConfig, run_id: str) -> None:
     if lines:
         raise ConfigError(
             f"{run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}; mend the files, "
-            "or change the run where it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`"
+            "or change the run where it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`, and start this "
+            "worker once its trainer has begun with that"
         )
 
 

@@ -77,8 +77,8 @@ def test_the_short_report(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(reference_scores, "LIMIT_S", 0.2 if "asleep" in reward else 60.0)
     (tmp_path / "own_check_rewards.py").write_text(
-        "import re, time\n\n"
-        "def kind(completion, answer):\n    return print('noise') or 1.0\n\n"
+        "import re, subprocess, sys, time\n\n"
+        "def kind(completion, answer):\n    return print('noise', subprocess.run('true', stdout=sys.stdout)) or 1.0\n\n"
         "def asleep(completion, answer):\n    time.sleep(3600)\n\n"
         "def broken(completion, answer):\n    return completion / answer\n\n"
         "def lacking(completion, answer, prompt):\n    return {'1+1=\\nGo': float(completion == answer)}[prompt]\n\n"
