@@ -37,7 +37,7 @@ def exporter(runs: tuple[Path, ...], host: str, port: int, every_s: float) -> No
     from rftstream.integrations.exporter import serve
     from rftstream.launch.logging import setup
 
-    setup("exporter", level="info", form="text")
+    setup("exporter", level="info", form="text", echoes=False)
     serve(
         runs,
         host=host,

@@ -260,7 +260,7 @@ def label_studio(
             report = run_once(run, url=url, token=token, timeout_s=timeout_s, source=source)
         print_out(report.to_json() if as_json else report.to_text())
         return
-    setup("label-studio", level="info", form="text")
+    setup("label-studio", level="info", form="text", echoes=False)
     serve(
         run,
         url=url,

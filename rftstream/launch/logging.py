@@ -74,9 +74,10 @@ def setup(
     form: Literal["text", "json"],
     file: Path | None = None,
     stream: TextIO | None = None,
+    echoes: bool = True,
 ) -> None:
-    """Send the logs of this process to a file and to a stream (stderr). Without a file, what a Kafka client says of its
-    connections is left out: our own messages say it. A second call replaces the settings of the first."""
+    """Send the logs of this process to a file and to a stream (stderr). `echoes`: also what a Kafka client says of its
+    connections, which our own messages say, too. A second call replaces the settings of the first."""
     formatter = JsonFormatter(process) if form == "json" else TextFormatter(process)
     handlers: list[logging.Handler] = [logging.StreamHandler(stream if stream is not None else sys.stderr)]
     if file is not None:
@@ -86,7 +87,7 @@ def setup(
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
-    thinned = Thinned(echoes=file is not None)
+    thinned = Thinned(echoes=echoes)
     for handler in handlers:
         handler.setFormatter(formatter)
         handler.addFilter(thinned)

@@ -425,7 +425,21 @@ def test_what_a_client_says_again_and_again_is_said_once_in_a_while() -> None:
     now = 21.0
     assert said("node 4 at 0x9a: refused") == "node 4 at 0x9a: refused (and 1 more since the last such line)"
     thinned = logs.Thinned(echoes=False)
-    assert (said("node 1: refused"), said("careful", by="torch")) == (None, "careful"), "a process without a file"
+    assert (said("node 1: refused"), said("careful", by="torch")) == (None, "careful")
+
+
+def test_a_worker_logs_what_its_kafka_client_says_and_the_exporter_does_not() -> None:
+    """A worker with a supervisor has no file of its own: its stderr is one."""
+    asked = """if True:
+        import logging, sys
+        from rftstream.launch.logging import setup
+        setup("explorer-0", level="info", form="text", stream=sys.stdout)
+        logging.getLogger("kafka.net").warning("worker: refused")
+        setup("exporter", level="info", form="text", stream=sys.stdout, echoes=False)
+        logging.getLogger("kafka.net").warning("exporter: refused")
+        """
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert "worker: refused" in done.stdout and "exporter: refused" not in done.stdout
 
 
 def test_troubles_are_told_once_a_minute(tmp_path: Path) -> None:
