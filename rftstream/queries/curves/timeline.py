@@ -82,6 +82,9 @@ class Timeline:
     """One group in this many was read; 1: all of them."""
     restarted: bool
     """Whether a trainer took over from an earlier one."""
+    slowest: tuple[str, float] | None
+    """The group whose way from its admission to an outcome in this stretch took longest, and its seconds, pauses
+    included."""
 
     @property
     def paused_s(self) -> float:
@@ -154,6 +157,7 @@ def read_timeline(
         made=(clock.of(made) - since) / (until - since),
         lanes=lanes,
         one_in=groups.one_in,
+        slowest=_slowest(catalog, begin, end),
         restarted=any(begin < step.recorded_at <= end for step in history.resumes),
     )
 
@@ -178,6 +182,15 @@ def _times(step: StepRecord) -> tuple[float, float, float]:
     """Return the seconds for which a trainer waited for the batch of a step, trained, and published."""
     waited, trained, published = (max(0.0, step.metrics.get(name, 0.0)) for name in ("wait_s", "step_s", "publish_s"))
     return waited, trained, published
+
+
+def _slowest(catalog: CatalogReader, begin: float, end: float) -> tuple[str, float] | None:
+    row = catalog.row(
+        "SELECT group_id, decided_at - admitted_at AS seconds FROM groups WHERE decided_at BETWEEN ? AND ?"
+        " ORDER BY seconds DESC, sequence LIMIT 1",
+        (begin, end),
+    )
+    return None if row is None else (row["group_id"], row["seconds"])
 
 
 def _of_steps(steps: Sequence[StepRecord], clock: _Clock, begin: float, end: float) -> Iterator[Activity]:

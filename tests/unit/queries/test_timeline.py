@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,12 +98,17 @@ def test_the_answer(waiting: float, sampling: float | None, scoring: float | Non
         lanes = (lane("explorer", sampling=sampling), lane("verifier", scoring=scoring), trainer)
         return Timeline(
             first=1, last=2, begin=0.0, end=1.0, seconds=1.0, made=np.zeros(2), lanes=lanes, one_in=1,
-            restarted=restarted,
+            restarted=restarted, slowest=None,
         ).answer  # fmt: skip
 
     assert said in answer(1 - waiting, restarted=True) and "no trainer" not in answer(1 - waiting, restarted=True)
     assert "no trainer" not in answer(0.75 - waiting)  # what steps do not tell, such as commits
     assert answer(0.75 - waiting, restarted=True).endswith(" For 25% of it no trainer was at work.")
+
+
+def waits_of(rows: Sequence[Mapping[str, Any]], found: Timeline) -> list[tuple[str, float]]:
+    within = [row for row in rows if row["decided_at"] and found.begin <= row["decided_at"] <= found.end]
+    return [(row["group_id"], row["waited"]) for row in within]
 
 
 @pytest.mark.slow
@@ -127,6 +134,9 @@ def test_the_lanes_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         seconds = sum(max(0.0, min(row["ended"], found.end) - max(row["began"], found.begin)) for row in rows)
         assert found.lane("explorer").activities[0].values.mean() * length == pytest.approx(seconds, rel=0.02)
+        waits = catalog.rows("SELECT group_id, decided_at - admitted_at AS waited, decided_at FROM groups")
+        assert found.slowest is not None and dict(waits_of(waits, found))[found.slowest[0]] == found.slowest[1]
+        assert found.slowest[1] == max(waited for _, waited in waits_of(waits, found)) > 0
         last = read_timeline(history, catalog, {}, num_versions=2)
         assert last is not None and (last.first, last.begin) == (5, history.steps[3].recorded_at)
         monkeypatch.setattr(timeline, "MAX_ROLLOUTS", 9)
