@@ -266,3 +266,56 @@ def test_settings_in_objects_and_options_of_a_script(tmp_path: Path) -> None:
     found = {"run.name": "out", "model.path": "other", "trainer.lr": 2e-6, "run.steps": 5, "run.seed": 4}
     found |= {"algorithms.grpo.kl_coef": 0.5, "feeder.group_size": 6, "feeder.groups_per_batch": 1}
     assert {key: setting(values, key) for key in found} == found
+
+
+OF_A_CLASS = """
+import argparse
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+def right(completions, answer, **kwargs):
+    return [1.0 for _ in completions]
+
+class Runner:
+    steps = 12
+
+    def __init__(self, given, rate=1e-6):
+        self.given = given
+        self.rate = rate
+        self.setup()
+        IN_INIT
+
+    def setup(self):
+        self.name = "m"
+        self.model = AutoModelForCausalLM.from_pretrained(self.name)
+        self.data = load_dataset("rows")
+
+    def rows(self, part):
+        return self.data[part].map(lambda row: {"prompt": [{"role": "user", "content": row["q"]}]})
+
+    def config(self):
+        return GRPOConfig("out", max_steps=self.steps, learning_rate=self.rate, beta=self.given.beta)
+
+    def run(self):
+        IN_RUN
+        self.trainer.train()
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--beta", default=0.5)
+Runner(parser.parse_args(), rate=3e-6).run()
+"""
+MADE = "self.trainer = GRPOTrainer(self.model, right, self.config(), train_dataset=self.rows('train'))"
+
+
+@pytest.mark.parametrize("place", ["IN_INIT", "IN_RUN"])
+def test_a_trainer_in_a_class_of_the_script(place: str, tmp_path: Path) -> None:
+    script = OF_A_CLASS.replace(place, MADE).replace("IN_INIT", "pass").replace("IN_RUN", "pass")
+    done = convert_config("trl", written(tmp_path, {"train.py": script}))
+    values = tomllib.loads(done.run_file)
+    found = {"model.path": "m", "trainer.lr": 3e-6, "run.steps": 12, "algorithms.grpo.kl_coef": 0.5}
+    found |= {"tasksets.train.source": "hf:rows", "tasksets.train.columns": {"messages": "q"}}
+    assert {key: setting(values, key) for key in found} == found
+    assert not done.to_do
+    frozen = script.replace("self.data = ", "self.model.requires_grad_(False)\n        self.data = ")
+    done = convert_config("trl", written(tmp_path, {"train.py": frozen}))
+    assert any("self.model.requires_grad_(False)" in one for one in done.to_do)

@@ -18,6 +18,14 @@ HARMLESS = {name: frozenset(words.split()) for name, words in tables_of("trl")["
 """Functions and methods, settings, and arguments of a loaded model that leave the training as it is."""
 BY_HAND = "nothing here reads this; if the training depends on it, it is to be set by hand"
 TEMPLATE = "the template of a run is model.chat_template, a file or a text; without it, the model's own"
+JUDGED = 'its judge can be the reward "judge" of grpo or rloo (docs/rewards.md)'
+ELSEWHERE = {
+    **dict.fromkeys(("KTO", "ORPO", "CPO", "BCO"), "dpo learns from preferences, in pairs (docs/data.md)"),
+    **dict.fromkeys(("OnlineDPO", "NashMD", "XPO"), JUDGED),
+    **dict.fromkeys(("GKD", "MiniLLM"), "opd distils a teacher (docs/algorithms.md)"),
+    "PPO": "ppo, with a critic, is set by hand (docs/algorithms.md)",
+}
+"""Trainers without a counterpart -> what comes next to them."""
 PATCHED = ("trl", "transformers", "peft")
 """Packages whose own parts a script may replace."""
 
@@ -40,13 +48,23 @@ def unread_statements(
         matter = (one for one in statements if _matters(one, touched, functions) and id(one) not in read)
         found |= {id(one): one for one in matter if getattr(one, "value", None) is not trainer}
         for call in (called for one in statements for called in _makers(one, touched)):
-            made = functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
+            made = functions.get(last_name(call.func)) if _is_own(call.func) else None
             if made is not None and made.body[0].lineno not in seen:
                 seen.add(made.body[0].lineno)
                 returned = [one for one in ast.walk(made) if isinstance(one, ast.Return)]
                 used = {name for one in returned for name in _names_in(one)}
                 waiting.append((made.body, used | _parameters(made, call, touched)))
     return sorted(found.values(), key=lambda one: one.lineno)
+
+
+def bodies_around(tree: ast.Module, body: list[ast.stmt]) -> list[list[ast.stmt]]:
+    """Return the bodies that lead to one of a script: the script's, and of a method that of `__init__`."""
+    found = [tree.body]
+    for one in (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)):
+        methods = [each for each in one.body if isinstance(each, ast.FunctionDef)]
+        if any(each.body is body for each in methods):
+            found += [each.body for each in methods if each.name == "__init__" and each.body is not body]
+    return [*found, *([body] if body is not tree.body else [])]
 
 
 def to_do_about(node: ast.AST) -> str:
@@ -118,6 +136,7 @@ def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> b
             return False
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         parts = [one for target in targets for one in _parts(target) if isinstance(one, (ast.Attribute, ast.Subscript))]
+        parts = [one for one in parts if not _is_own(one)]
         return any(
             (_root(one) in touched or _is_patched(one))
             and (not isinstance(one, ast.Attribute) or one.attr not in HARMLESS["set"])
@@ -127,10 +146,15 @@ def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> b
         return False
     name = last_name(call.func)
     given = [*call.args, *(one.value for one in call.keywords)]
-    if name in HARMLESS["calls"] or (isinstance(call.func, ast.Name) and name in functions):  # whose body is looked at
+    if name in HARMLESS["calls"] or (_is_own(call.func) and name in functions):  # whose body is looked at
         return False
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return _root(owner) in touched or any(_root(one) in touched for one in given)
+
+
+def _is_own(node: ast.expr) -> bool:
+    """Return whether this is a name, or one of the object whose method runs."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self")
 
 
 def _is_patched(node: ast.expr) -> bool:
@@ -149,9 +173,10 @@ def _makers(node: ast.stmt, touched: set[str]) -> Iterator[ast.Call]:
 
 def _parameters(function: ast.FunctionDef, call: ast.Call, touched: set[str]) -> set[str]:
     """Return the parameters of a function that get something touched."""
-    names = [one.arg for one in function.args.args]
+    names = [one.arg for one in function.args.args if one.arg != "self"]
     given = [*zip(names, call.args, strict=False), *((one.arg or "", one.value) for one in call.keywords)]
-    return {name for name, value in given if _root(value) in touched}
+    own = {"self"} if isinstance(call.func, ast.Attribute) else set()
+    return own | {name for name, value in given if _root(value) in touched}
 
 
 def _walked(node: ast.AST) -> Iterator[ast.AST]:

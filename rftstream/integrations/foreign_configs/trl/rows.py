@@ -70,7 +70,8 @@ class DatasetReader:
         function = named(node.func, scope)
         if name in ("load_dataset", "load_from_disk") and not isinstance(function, DEFINITIONS):
             return self._loaded(node, scope), whole
-        if isinstance(node.func, ast.Attribute) and not name.startswith("from_"):
+        is_own = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self"
+        if isinstance(node.func, ast.Attribute) and not is_own and not name.startswith("from_"):
             before, rows = self._read(node.func.value, scope)
             if name == "map":
                 return before, self._mapped(node, scope, rows)

@@ -164,7 +164,7 @@ class Scope:
         arguments the scope `caller` evaluates, or by their defaults."""
         scope = Scope(self)
         scope.bound += [Binding(name, value, node, self) for name, value in _given_by_decorators(node).items()]
-        names = [one.arg for one in node.args.args]
+        names = [one.arg for one in node.args.args if one.arg != "self"]
         given: dict[str, ast.expr] = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
         named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
         given |= {one.arg: value for one, value in named if value is not None}
@@ -178,6 +178,22 @@ class Scope:
             rest = ast.Dict([None if name is None else ast.Constant(name) for name in more], list(more.values()))
             scope.bound.append(Binding(node.args.kwarg.arg, rest, node, caller or self))
         return scope.add(node.body)
+
+
+def of_object(outer: Scope, node: ast.ClassDef, call: ast.Call | None) -> Scope:
+    """Return the scope of the methods of an object that a call makes: `self.NAME` is what the class, its `__init__` or
+    another method binds, or a method."""
+    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    first = methods.get("__init__")
+    scope = outer.inside(first, call, outer) if first is not None else Scope(outer)
+    fixed = {**attributes_of(node), **methods}
+    scope.bound[:0] = [Binding(f"self.{name}", value, node, scope) for name, value in fixed.items()]
+    known = {one.name for one in scope.bound}
+    for one in methods.values():
+        set_there = Scope(scope).add(one.body).bound if one is not first else []
+        others = [each for each in set_there if each.name.startswith("self.") and each.name not in known]
+        scope.bound += [each._replace(statement=node) for each in others]  # called before it is used
+    return scope
 
 
 def named(node: ast.AST, scope: Scope) -> ast.AST | None:

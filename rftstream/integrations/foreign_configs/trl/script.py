@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
-from rftstream.integrations.foreign_configs.reading import OPERATORS, read_python
+from rftstream.integrations.foreign_configs.reading import COMPARED, OPERATORS, read_python
 from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside, attribute_of
 from rftstream.integrations.foreign_configs.trl.loaded import ConfigFiles, loaded_as, made_of, sampling_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
-from rftstream.integrations.foreign_configs.trl.rest import is_message, to_do_about, unread_statements
+from rftstream.integrations.foreign_configs.trl.rest import (
+    ELSEWHERE,
+    bodies_around,
+    is_message,
+    to_do_about,
+    unread_statements,
+)
 from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl.scopes import (
     UNKNOWN,
@@ -29,6 +34,7 @@ from rftstream.integrations.foreign_configs.trl.scopes import (
     UnreadableExpression,
     fields_of,
     last_name,
+    of_object,
 )
 from rftstream.integrations.foreign_configs.trl.slices import rows_script
 
@@ -42,14 +48,6 @@ PLACES = {
     "SFT": ("model", "args", "data_collator", *ENDS),
 }
 """Trainer -> its parameters, by place. Reward models have those of SFT."""
-JUDGED = 'its judge can be the reward "judge" of grpo or rloo (docs/rewards.md)'
-ELSEWHERE = {
-    **dict.fromkeys(("KTO", "ORPO", "CPO", "BCO"), "dpo learns from preferences, in pairs (docs/data.md)"),
-    **dict.fromkeys(("OnlineDPO", "NashMD", "XPO"), JUDGED),
-    **dict.fromkeys(("GKD", "MiniLLM"), "opd distils a teacher (docs/algorithms.md)"),
-    "PPO": "ppo, with a critic, is set by hand (docs/algorithms.md)",
-}
-"""Trainers without a counterpart -> what comes next to them."""
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_r": 16, "lora_alpha": 32}}
 """Class of an adapter's settings -> its defaults: peft's, and those of TRL's command line."""
@@ -60,11 +58,6 @@ ANOTHER_TRAINER = (
 PARSED_DEFAULTS = {"dataset_train_split": "train", "dataset_test_split": "test", "eval_strategy": "no"}
 """Defaults of TRL's command line that scripts read."""
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
-COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne,
-    ast.In: lambda one, all_: one in all_, ast.NotIn: lambda one, all_: one not in all_,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
 CASTS = {"int": int, "float": float, "str": str}
 ON_GPUS = ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available")
 """Questions about the machine, which trained on GPUs that can do this."""
@@ -163,13 +156,15 @@ class ScriptReader:
                     script.settings["tokenizer.chat_template" if is_template else "wandb_project"] = value
                     self.read_statements.add(id(bound.statement))
         trained = (one for one in every if isinstance(one, ast.Call) and last_name(one.func) == "train")
-        for one in (keyword for call in trained for keyword in call.keywords):
-            if one.arg == "resume_from_checkpoint" and isinstance(one.value, ast.Constant):
-                script.settings[one.arg] = one.value.value
-            elif one.arg == "resume_from_checkpoint":
-                script.unreadable[one.arg] = str(UnreadableExpression(one.value))
+        for one in (
+            keyword for call in trained for keyword in call.keywords if keyword.arg == "resume_from_checkpoint"
+        ):
+            if isinstance(one.value, ast.Constant):
+                script.settings["resume_from_checkpoint"] = one.value.value
+            else:
+                script.unreadable["resume_from_checkpoint"] = str(UnreadableExpression(one.value))
         functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
-        bodies = [self._tree.body, *([body] if body is not self._tree.body else [])]
+        bodies = bodies_around(self._tree, body)
         own = [one for one in self._classes if one.name == last_name(call.func)]  # a class derived from TRL's trainer
         datasets_given = {one: given[one] for one in ("train_dataset", "eval_dataset") if one in given}
         for name, node in datasets_given.items():
@@ -220,9 +215,16 @@ class ScriptReader:
         yield self.scope, self._tree.body
         for node in ast.walk(self._tree):
             if isinstance(node, ast.FunctionDef):
-                named = [one for one in ast.walk(self._tree) if isinstance(one, ast.Call)]
-                calls = [one for one in named if isinstance(one.func, ast.Name) and one.func.id == node.name]
-                yield self.scope.inside(node, calls[0] if len(calls) == 1 else None, self.scope), node.body
+                owner = next((one for one in self._classes if node in one.body), None)
+                name = node.name if owner is None else owner.name
+                every = (one for one in ast.walk(self._tree) if isinstance(one, ast.Call))
+                calls = [one for one in every if isinstance(one.func, ast.Name) and one.func.id == name]
+                call = calls[0] if len(calls) == 1 else None
+                if owner is None:
+                    yield self.scope.inside(node, call, self.scope), node.body
+                else:
+                    around = of_object(self.scope, owner, call)
+                    yield around if node.name == "__init__" else around.inside(node), node.body
 
     def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
         """Follow names to their value, and choices whose condition is known. Return the node with the scope in which
@@ -235,6 +237,8 @@ class ScriptReader:
                 node, scope = self.beside.find(node, name, scope)
             elif (found := self.beside.attribute(node, scope)) is not None:
                 node, scope = found
+            elif ast.unparse(node.value) == "self" and (bound := scope.set_before(node)) is not None:
+                node, scope = bound.value, bound.scope
             else:
                 break
         return node, scope
