@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rftstream.errors import ConfigError
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.folders.special_tokens import SpecialTokens, TokenForm, class_defaults, read_special_tokens
 from rftstream.models.spec import ModelSpec
@@ -139,7 +140,15 @@ def _add(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
 def _auto_tokenizer(spec: ModelSpec) -> Tokenizer:
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(spec.folder)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(spec.folder)
+    except (ValueError, OSError) as error:
+        if any(spec.folder.glob("*token*")) or any(spec.folder.glob("*vocab*")):
+            raise
+        raise ConfigError(
+            f"model.path: {spec.folder} has no tokenizer (tokenizer.json and tokenizer_config.json); copy the files of "
+            "the model that it was made from into it"
+        ) from error
     identity = model_folder.model_digests(spec)["tokenizer"].encode()
     special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return Tokenizer(

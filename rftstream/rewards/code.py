@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.code_asserts import defined_in
 from rftstream.rewards.code_program import find_program
 from rftstream.rewards.code_tests import (
     CheckTests,
@@ -127,8 +128,12 @@ class CodeReward:
         self._tests(item)
 
     def references(self, item: RewardInput) -> list[str]:
-        """Return right completions: those with the problem's own right programs."""
-        return [f"```\n{text}\n```" for text in reference_solutions(item.info, self._config.solution)]
+        """Return right completions: those with the problem's own right programs. The answer is one if it defines
+        something."""
+        found = reference_solutions(item.info, self._config.solution)
+        if not found and not self._config.solution and item.answer and defined_in(item.answer):
+            found = [item.answer]
+        return [f"```\n{text}\n```" for text in found]
 
     def doubts(self, items: Sequence[RewardInput]) -> list[str]:
         """Return a hint about `tolerance` if outputs contain decimals, since right programs may print other digits."""

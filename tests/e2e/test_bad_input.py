@@ -99,12 +99,12 @@ def test_prompts_longer_than_the_context(place: Workplace) -> None:
     settings = sets(
         "model.context=16", "tasksets.sums.passes=1", "tasksets.sums.shuffle=false", "sampling.max_tokens=4"
     )
-    said = "problem 7 has a prompt of 40 tokens, expected fewer than the context of 16"
+    said = "has a prompt of 40 tokens, expected fewer than the context of 16"
     checked = place.look("check", "tiny.toml", *settings)
     assert checked.code == 2
-    assert said in checked.out
+    assert f"tasksets.sums: problem 7 (sums.jsonl:8) {said}" in checked.out
     done = place.call("run", "tiny.toml", "--json", *settings)
-    refused(done, f"tasksets.sums: {said}", "set too_long to 'skip' or 'truncate'")
+    refused(done, f"tasksets.sums: problem 7 {said}", "set too_long to 'skip' or 'truncate'")
     view = place.view("runs/tiny")
     view.assert_nothing_lost()
 

@@ -30,7 +30,7 @@ BUDGETS = {
     "config": 2_400,
     "contracts": 2_500,
     "core": 1_250,
-    "data": 4_700,
+    "data": 4_750,
     "environments": 5_600,
     "gateway": 1_500,
     "http": 650,

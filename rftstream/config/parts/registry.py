@@ -129,6 +129,11 @@ def _wrong_name(place: str, text: str, values: Any, target: Any, keys: list[str]
     return f'{place}."{wrong}": got {wrong!r} as the name of a section, expected {_form(wanted.key_type, text)}'
 
 
+def _holds_sections(wanted: Any) -> bool:
+    item = getattr(wanted, "item_type", None)
+    return isinstance(item, msgspec.inspect.DictType | msgspec.inspect.AnyType) or _dataclass_info(item) is not None
+
+
 def _form(wanted: Any, text: str) -> str:
     """Return the form that a text must have. Some fields have it in words."""
     kinds = wanted.types if isinstance(wanted, msgspec.inspect.UnionType) else (wanted,)
@@ -160,7 +165,7 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
     expected = re.sub(r"^Expected ", "", text).partition(", got")[0]
     if text.startswith("Object missing required field"):
         return f"missing {text.rpartition(' ')[2].strip('`')!r}; it has no default"
-    if isinstance(found, dict) and expected.startswith("`array"):
+    if isinstance(found, dict) and expected.startswith("`array") and _holds_sections(plain):
         return f"got a section, expected a list; of sections each begins with two brackets, [[{'.'.join(keys)}]]"
     expected = re.sub(r"`(.+?)`", lambda types: _types_in_words(types[1], choices), expected)
     expected = re.sub(r"(\d)\.0\b", r"\1", expected)

@@ -280,7 +280,8 @@ class Curriculum:
             if number not in stages:
                 raise ConfigError(
                     f"stages.{number}: the taskset {problems.name} has no problem with {self._config.column} = "
-                    f"{self._config.stages[number]}, so the stage would never end; leave it out"
+                    f"{self._config.stages[number]}, so the stage would never end; leave it "
+                    "out, or name the operator in [[tasksets.NAME.pipeline]] of those that have it"
                 )
         return stages
 
@@ -290,7 +291,10 @@ class Curriculum:
             value = value.get(name) if isinstance(value, Mapping) else None
         stage = self._stage_of_value.get(value) if isinstance(value, Value) else None
         if stage is None:
-            raise ConfigError(f"column: {where} has {self._config.column} = {value!r}, expected a value of `stages`")
+            lacks = f"; it has the columns {', '.join(problem.info) or 'none'}" if value is None else ""
+            raise ConfigError(
+                f"column: {where} has {self._config.column} = {value!r}, expected a value of `stages`{lacks}"
+            )
         return stage
 
 

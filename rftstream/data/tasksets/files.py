@@ -52,6 +52,10 @@ class RowTaskset:
         row = self._row(index)
         return self._columns.problem(self._rows.row(row), self._rows.where(row))
 
+    def where(self, index: int) -> str:
+        """Return the name of the file, and the line or row of a problem."""
+        return self._rows.where(self._row(index)).rpartition("/")[2]
+
     def _row(self, index: int) -> int:
         place = self._skip + index
         return place if self._seed is None else shuffle_index(place, len(self._rows), seed=self._seed)

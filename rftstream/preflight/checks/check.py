@@ -22,6 +22,7 @@ from rftstream.config.parts.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.operators.problems import show_problems
 from rftstream.data.tasksets.base import Taskset, question_hash
 from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
@@ -42,8 +43,9 @@ from rftstream.preflight.checks.check_rewards import (
     check_given,
     doubts_about_length,
     doubts_about_room,
+    problem_name,
 )
-from rftstream.preflight.checks.dependencies import reward_server_warnings, sandbox_warnings
+from rftstream.preflight.checks.dependencies import isolations, reward_server_warnings, sandbox_warnings
 from rftstream.preflight.checks.reference_scores import MAX_SCORED, score_references
 from rftstream.preflight.checks.templates import doubts_about_tools, first_break
 from rftstream.preflight.estimate import estimate_seconds
@@ -102,6 +104,9 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         for name, section in sections:
             doing(f"the {_kind_of(section)} {name}: its problems, environment and reward")
             report.tasksets.append(_taskset(config, name, section, rendering, collect))
+        with collect("pipeline"):
+            if not report.errors:
+                show_problems(config)
         with collect("experts"):
             report.demonstrations = demonstrations_line(
                 config, report.model, rendering.text if rendering is not None else str
@@ -114,7 +119,7 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         doing("memory, disk and time")
         with collect("disk"):
             report.disk = disk_of(config, report)
-            report.about_s = None if report.disk is None else estimate_seconds(report.disk)
+            report.about_s = None if report.disk is None or isolations(config) else estimate_seconds(report.disk)
         with collect("memory"):
             report.memory = memory_of(config, report)
     report.warnings += find_warnings(
@@ -245,7 +250,7 @@ def _taskset(
         if rendering is not None:
             if (own := for_section(rendering.spec, section)) is not rendering.spec:
                 rendering = Rendering.of(own)
-            with _problem(line.place, 0):
+            with _problem(line.place, taskset, 0):
                 line.first = rendering.prompt(begun.messages, begun.tools)
                 _refuse_empty(line.first.token_ids)
             line.one_turn = begun.has_one_turn
@@ -302,7 +307,7 @@ def _measure(
             line.controls.append((index, name))
         if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
             continue
-        with _problem(line.place, index):
+        with _problem(line.place, taskset, index):
             token_ids = rendering.renderer.render(problem.messages, (*problem.tools, *tools))
             if is_as_given:
                 _refuse_empty(token_ids)
@@ -317,8 +322,8 @@ def _measure(
         line.too_long += 1
         if too_long == "error":
             raise ConfigError(
-                f"{line.place}: problem {index} has a prompt of {length} tokens, expected fewer than the context of "
-                f"{context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
+                f"{line.place}: {problem_name(taskset, index)} has a prompt of {length} tokens, expected fewer than "
+                f"the context of {context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
             )
     if line.too_long == line.problems and too_long == "skip":
         raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
@@ -333,12 +338,12 @@ def _refuse_empty(token_ids: Sequence[int]) -> None:
 
 
 @contextmanager
-def _problem(place: str, index: int) -> Iterator[None]:
+def _problem(place: str, taskset: Taskset, index: int) -> Iterator[None]:
     """Name the problem in errors of rendering it."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{place}: problem {index}: {error}") from None
+        raise ConfigError(f"{place}: {problem_name(taskset, index)}: {error}") from None
 
 
 def _brings_new(known: set[str], problem: Problem) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec, RewardSpec
@@ -49,23 +50,31 @@ def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_pro
     """Return doubtful findings, in sentences that begin with `place` (tasksets.NAME). ConfigError if the reward can
     score none of these problems."""
     problems = [taskset.problem(index) for index in range(min(num_problems, LOOKED_AT))]
+    called = partial(problem_name, taskset)
     column = getattr(taskset, "chat_column", lambda: None)()  # the user's own tasksets need not know their columns
     return [
         sentence
         for one in reward.rewards
         for sentence in (
-            *_doubts(place, one, problems),
+            *_doubts(place, one, problems, called),
             *_doubts_about_form(place, one, column),
             *_doubts_of_reward(place, one, problems),
-            *_doubts_about_references(place, one, problems),
+            *_doubts_about_references(place, one, problems, called),
         )
     ]
+
+
+def problem_name(taskset: Taskset | None, index: int) -> str:
+    """Return the number of a problem, with the file's line or row where it comes from one: `skip` and `shuffle_seed`
+    make these differ."""
+    where = getattr(taskset, "where", None)
+    return f"problem {index}" if where is None else f"problem {index} ({where(index)})"
 
 
 def check_needs(place: str, reward: CompositeReward, problems: Sequence[Problem]) -> None:
     """Raise ConfigError if the reward can score none of these problems, since they lack a field that it needs."""
     for one in reward.rewards:
-        list(_doubts(place, one, problems))
+        list(_doubts(place, one, problems, partial(problem_name, None)))
 
 
 def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) -> list[str]:
@@ -102,7 +111,7 @@ def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterat
         )
 
 
-def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+def _doubts(place: str, reward: Reward, problems: Sequence[Problem], called: Callable[[int], str]) -> Iterator[str]:
     lacks = {index: lack for index, problem in enumerate(problems) if (lack := _lack(reward, problem)) is not None}
     if lacks:
         first, lack = next(iter(lacks.items()))
@@ -111,7 +120,7 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator
             raise ConfigError(f"{place}.reward: {lack} So it is with all {len(problems):,} looked at; {has}")
         yield (
             f"{place}.reward: {lack} So it is with {len(lacks):,} of {len(problems):,} looked at, whose rollouts will "
-            f"have no reward; the first is problem {first}, {has}"
+            f"have no reward; the first is {called(first)}, {has}"
         )
     elif _takes_answer(reward, problems[0]):
         name = getattr(reward, "name", "the reward")
@@ -124,8 +133,8 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator
             )
         elif without:
             yield (
-                f"{place}: {len(without):,} of {len(problems):,} rows have no answer, the first is problem "
-                f"{without[0]}; {name} gets {problems[without[0]].answer!r} for them: leave these rows out, or "
+                f"{place}: {len(without):,} of {len(problems):,} rows have no answer, the first is "
+                f"{called(without[0])}; {name} gets {problems[without[0]].answer!r} for them: leave these rows out, or "
                 "fill the column in"
             )
 
@@ -148,7 +157,9 @@ def _doubts_of_reward(place: str, reward: Reward, problems: Sequence[Problem]) -
         yield from (f"{place}.reward: {sentence}" for sentence in doubts(items))
 
 
-def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+def _doubts_about_references(
+    place: str, reward: Reward, problems: Sequence[Problem], called: Callable[[int], str]
+) -> Iterator[str]:
     """Yield a doubt if problems have right answers that the reward does not accept."""
     if (references := getattr(reward, "references", None)) is None:
         return
@@ -170,7 +181,7 @@ def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Prob
         more = ", ..." if len(failed) > MAX_NAMED else ""
         yield (
             f"{place}.reward: the problem's own solution does not pass in {len(failed):,} of {len(ran):,} problems "
-            f"tried; the first is problem {first}: {why}{f'; then {others}{more}' if others else ''}; are its tests, "
+            f"tried; the first is {called(first)}: {why}{f'; then {others}{more}' if others else ''}; are its tests, "
             "its language and the limits as they should be?"
         )
 

@@ -173,7 +173,10 @@ def _opened(section: TasksetSection, config: RunConfig) -> Any:
     try:
         return open_taskset("problems", section, config)
     except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("tasksets.problems: ")) from None
+        text = str(error).removeprefix("tasksets.problems: ")
+        raise ConfigError(
+            re.sub(r"set columns = \{ (\w+) = \.\.\. \}.*", r"name it by --column \1=NAME", text)
+        ) from None
 
 
 def _new_problem(problem: Problem, wanted: ProblemsFile, where: str, now: float) -> NewProblem:

@@ -337,7 +337,13 @@ class Candidate:
 def _shown(body: bytes | None) -> str:
     if body is None:
         return "no answer"
-    return "the time for one call is up" if body[:1] == b"T" else body[1:].decode(errors="replace")
+    if body[:1] == b"T":
+        return "the time for one call is up"
+    try:
+        names, text = json.loads(body[1:])
+        return f"{names[0]}: {text}"
+    except Exception:  # the program may have written anything
+        return body[1:].decode(errors="replace")
 
 
 def _as_builtin(body: bytes) -> Exception:

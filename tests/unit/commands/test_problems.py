@@ -93,7 +93,7 @@ def test_what_a_model_made_in_vain_is_listed_apart(folder: RunFolder) -> None:
     ({"prompt": "1+1="}, (), "row 1 of jsonl:.*answer"),
     ({"prompt": "1+1=", "answer": "2", "of": "4"}, ("--column", "parent=of"), "parent '4', expected TASKSET/INDEX"),
     ({"prompt": "1+1=", "answer": "2", "k": "longer"}, ("--column", "kind=k"), "got the kind 'longer'"),
-    ({"answer": "2"}, (), "prompt"),
+    ({"answer": "2"}, (), "name it by --column prompt=NAME"),
     ({"prompt": "1+1=", "answer": "2"}, ("--taskset", "sums"), "'sums' is no taskset that grows; .*: more"),
     ({"prompt": "1+1=", "answer": "2"}, ("--column", "prompt"), "expected OURS=THEIRS"),
 ])  # fmt: skip

@@ -66,6 +66,7 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
         ("trainer.adam_betas=[1]", r"^--set trainer\.adam_betas: got \[1\], expected a list of length 2$"),
         ("stages=3", r"^--set stages: got 3, expected a list$"),
         ("stages.steps=3", r"^--set stages: got a section, expected a list; .* \[\[stages\]\]$"),
+        ("explorer.devices={a=1}", r"^--set explorer\.devices: got {'a': 1}, expected a list$"),
         ("trainer.lr=fast", r"^--set trainer\.lr: got 'fast', expected a number$"),
         ("run.steps=1.5", r"^--set run\.steps: got 1\.5, expected a whole number$"),
         ("run.name=3", r"^--set run\.name: got 3, expected text$"),

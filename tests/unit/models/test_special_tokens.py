@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from rftstream.contracts.tasks import ChatMessage
+from rftstream.errors import ConfigError
 from rftstream.models.rendering import HfRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import Tokenizer as ReadTokenizer
+from rftstream.models.tokenizer import open_tokenizer
 from tests.unit.models.styled import CORPUS, trained_tokenizer
 
 TEMPLATE = (
@@ -169,3 +171,9 @@ def test_the_tokens_that_decode_leaves_out() -> None:
     assert tokenizer.runs([]) == []
     assert tokenizer.runs([1, 2]) == [([1, 2], False)]
     assert tokenizer.runs([1, 0, 7, 2]) == [([1], False), ([0, 7], True), ([2], False)]
+
+
+def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        open_tokenizer(ModelSpec(name="m", folder=tmp_path, dtype="float32", context=None))

@@ -407,7 +407,7 @@ def test_what_is_misspelt_is_said_the_right_way_round(write: Write, tmp_path: Pa
 
 def test_prompts_longer_than_the_context(write: Write) -> None:
     prompts = ["1+1=", "9" * 40, "8" * 39]
-    assert "tasksets.train: problem 1 has a prompt of 40 tokens" in errors(write(prompts))
+    assert "train: problem 1 (train.jsonl:2) has a prompt of 40 tokens" in errors(write(prompts))
     assert not [one for one in check(write(prompts)).warnings if "longer than" in one], "the error says it, and more"
     for policy, means in (("skip", "left out"), ("truncate", "cut from the left")):
         report = fine(write(prompts, tasksets__train__too_long=policy))
@@ -417,7 +417,7 @@ def test_prompts_longer_than_the_context(write: Write) -> None:
 
 
 def test_a_late_long_prompt_is_found_without_rendering_all(write: Write) -> None:
-    assert "problem 1100 has a prompt of 50 tokens" in errors(write([*["1+1="] * 1_100, "9" * 50]))
+    assert "problem 1100 (train.jsonl:1101) has a prompt of 50 tokens" in errors(write([*["1+1="] * 1_100, "9" * 50]))
 
 
 # --------------------------------------------------------------------------------------------- warnings
@@ -430,7 +430,7 @@ def test_a_long_template_hides_no_late_long_prompt(write: Write) -> None:
             "chat_template": "{{ '0' * 60 }}{% for m in messages %}{{ m.content }}{% endfor %}"}  # fmt: skip
     prompts = [*["1+1="] * 1100, "1+" * 20 + "1="]
     found = write(prompts, model=made, sampling__max_tokens=3)
-    assert "problem 1100 has a prompt of 102 tokens" in errors(found)
+    assert "problem 1100 (train.jsonl:1101) has a prompt of 102 tokens" in errors(found)
     (line,) = fine(write(prompts, model=made, sampling__max_tokens=3, tasksets__train__too_long="skip")).tasksets
     assert (line.too_long, line.longest, line.num_rendered) == (1, 64, 1001), "what is left out takes no memory"
     (line,) = fine(write(prompts[:1100], model=made, sampling__max_tokens=3)).tasksets
@@ -510,10 +510,10 @@ def test_a_prompt_that_holds_its_solution(write: Write, tmp_path: Path) -> None:
 
 
 def test_problems_that_the_reward_could_not_score(write: Write, tmp_path: Path) -> None:
-    config = write(sampling__max_tokens=8)
+    config = write(sampling__max_tokens=8, tasksets__train__options={"skip": 1})
     write_rows(tmp_path, {"answer": "2"}, {"answer": "3"}, {"answer": None, "hint": "4"})
     (warning,) = fine(config).warnings
-    assert "So it is with 1 of 3 looked at, whose rollouts will have no reward; the first is problem 2" in warning
+    assert "1 of 2 looked at, whose rollouts will have no reward; the first is problem 1 (train.jsonl:3)" in warning
     assert warning.endswith("beside the prompt it has hint")
 
 
@@ -528,10 +528,10 @@ def test_a_function_that_is_given_no_answer(write: Write, tmp_path: Path) -> Non
     exact = write(tasksets__train__reward="exact")
     for lacking in (None, "", "NaN"):
         write_rows(tmp_path, {"answer": "2"}, {"answer": lacking}, {"answer": None})
-        said = f"2 of 3 rows have no answer, the first is problem 1; own_check_answer:score gets {lacking!r} for them"
+        said = f"the first is problem 1 (train.jsonl:2); own_check_answer:score gets {lacking!r} for them"
         assert any(said in one for one in fine(config).warnings)
         write_rows(tmp_path, {"answer": "2"}, {"answer": lacking or " "})
-        assert "1 of 2 rows have no answer, the first is problem 1; the reward" in " ".join(fine(exact).warnings)
+        assert "no answer, the first is problem 1 (train.jsonl:2); the reward" in " ".join(fine(exact).warnings)
 
 
 def with_unknown(folder: Path, characters: str, context: int) -> dict[str, Any]:
@@ -576,7 +576,7 @@ def test_a_made_model_refuses_what_it_has_no_token_for(write: Write, place: int)
     prompts = [*["1+1="] * place, "1w+1?"]
     report = check(write(prompts, model={"make": {"characters": "0123456789+=", "context": 32}}))
     (error,) = report.errors
-    assert error.startswith(f"tasksets.train: problem {place}: model made-")
+    assert error.startswith(f"tasksets.train: problem {place} (train.jsonl:{place + 1}): model made-")
     assert "has no token for 'w', '?'; add what is missing to model.make.characters" in error
 
 

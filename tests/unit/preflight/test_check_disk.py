@@ -1,4 +1,4 @@
-"""What `check` says of the disk that a run needs."""
+"""What `check` says of the disk that a run needs, and of operators that see all problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rftstream.preflight.checks.check import check
 from rftstream.preflight.estimate import ModelSizes, num_rollouts, rollout_bytes
 from rftstream.queries.formatting import size
 from tests.unit.preflight import test_check
-from tests.unit.preflight.test_check import Write, fine
+from tests.unit.preflight.test_check import Write, errors, fine, write_rows
 
 write = test_check.write  # the fixture
 
@@ -85,3 +85,14 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0nope!")
     with pytest.raises(ConfigError, match="not a safetensors file"):
         ModelSizes.of(tmp_path, None)
+
+
+def test_operators_see_all_problems(write: Write, tmp_path: Path) -> None:
+    """What the feeder would refuse is said by `check`."""
+    config = write(pipeline=[{"op": "curriculum", "stages": [[1], [2]]}])
+    write_rows(tmp_path, {"answer": "2", "level": 1}, {"answer": "3", "level": 2})
+    assert fine(config).ok
+    write_rows(tmp_path, {"answer": "2", "level": 1}, {"answer": "3", "level": 1})
+    assert "pipeline.0.stages.1: the taskset train has no problem with level = (2,)" in errors(config)
+    write_rows(tmp_path, {"answer": "2", "grade": 1})
+    assert "has level = None, expected a value of `stages`; it has the columns grade" in errors(config)

@@ -71,4 +71,6 @@ def test_what_check_says(
 def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
     report = said_of(tmp_path, XML, {"prompt": ""}, template=BARE)
     assert len(report.errors) == 1
-    assert report.errors[0].startswith("tasksets.t: problem 0: the prompt has no tokens, expected at least one")
+    assert report.errors[0].startswith(
+        "tasksets.t: problem 0 (rows.jsonl:1): the prompt has no tokens, expected at least one"
+    )

@@ -7,6 +7,7 @@ import gzip
 import importlib.resources
 import json
 import zlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -321,6 +322,13 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
     assert "the outputs of 1 of 6 problems hold decimals" in found[0]
     assert "in 2 of 5 problems tried; the first is problem 1: reward 0 (failed_wrong): test 1 of 1, input" in found[1]
     assert "got '3', expected '2'; then 3; are" in found[1]
+    test = {"test_list": ["assert f(1) == 2"]}
+    problems = [
+        replace(problems[0], info=test, answer=text) for text in ("2", "def f(x): return 2", "def f(x): 0\n1/0")
+    ]
+    (found_in_answers,) = check_columns("t", reward, SimpleNamespace(problem=problems.__getitem__), 3)  # type: ignore[arg-type]
+    assert "in 1 of 2 problems tried; the first is problem 2: reward 0" in found_in_answers
+    assert "ended before its test: ZeroDivisionError: division by zero" in found_in_answers
 
 
 @each(
