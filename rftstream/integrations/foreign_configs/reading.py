@@ -32,8 +32,10 @@ COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node", "num_gpus")
 LAUNCHERS = ("accelerate", "launch", "torchrun", "deepspeed", "python", "python3", "trl", "uv")
 END = re.compile(r"[&|;]|\d?[<>]")
 """Words that end a command."""
-MAGIC = re.compile(r"^(?=[!%])", re.MULTILINE)
-"""The beginning of a line that is no Python."""
+MAGIC = re.compile(r"^([ \t]*)((?:\w+ *= *)?[!%](?!=).*(?:(?<=\\)\n.*)*|\?.*|[\w.]+\?{1,2} *)$", re.MULTILINE)
+"""A line of a notebook that is no Python: a command of the shell or of IPython."""
+OTHER_CELL = re.compile(r"\s*%%(?!capture\b|time\b|timeit\b|prun\b)")
+"""The beginning of a cell that is no Python."""
 HYDRA = {"n": "--config-name", "p": "--config-path"}
 MOST_LINES = 100
 """Lines that one quoted text may have."""
@@ -82,14 +84,14 @@ def read_python(path: Path) -> tuple[str, ast.Module]:
     text = read_text(path)
     try:
         if path.suffix == ".ipynb":
-            cells = (one for one in json.loads(text)["cells"] if one["cell_type"] == "code")
-            text = "\n".join("".join(one["source"]) for one in cells)
+            cells = ("".join(one["source"]) for one in json.loads(text)["cells"] if one["cell_type"] == "code")
+            text = "\n".join(one for one in cells if not OTHER_CELL.match(one))
         try:
             return text, ast.parse(text, path.name)
         except SyntaxError:
             if not MAGIC.search(text):
                 raise
-            text = MAGIC.sub("# ", text)  # a notebook's commands, of the shell and of IPython
+            text = MAGIC.sub(r"\1pass", text)  # where it was a block's only statement, one stays
             return text, ast.parse(text, path.name)
     except (SyntaxError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: not Python: {error}; name a training script, or TRL's YAML config") from None

@@ -218,7 +218,16 @@ def test_a_config_of_hydra_a_module_that_is_launched_and_a_notebook(tmp_path: Pa
     shell = "torchrun --nproc_per_node=4 -m pkg.train 2>&1 | tee log\n"
     run, module = written(tmp_path, {"run.sh": shell, "pkg/train.py": OF_HYDRA})
     cells = [{"cell_type": "markdown", "source": ["words"]}]
-    cells += [{"cell_type": "code", "source": one} for one in (["!pip install trl\n", "%time"], [OF_HYDRA])]
+    setup = [
+        "%%capture\n",
+        "import os\n",
+        "if os.environ:\n",
+        "    !pip install trl \\\n",
+        "        peft\n",
+        "files = !ls\n",
+    ]
+    sources = (setup, "%%html\n<b>words</b>\n", ["%time\n", OF_HYDRA, "trainer?"])
+    cells += [{"cell_type": "code", "source": one} for one in sources]
     (tmp_path / "pkg/train.ipynb").write_text(json.dumps({"cells": cells}))
     for file, processes in ((run, 4), (module, 1), (tmp_path / "pkg/train.ipynb", 1)):
         done = convert_config("trl", [file])
