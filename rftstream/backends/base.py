@@ -196,7 +196,7 @@ class OffloadingBackend(Backend, Protocol):
 class StoppableBackend(Backend, Protocol):
     """A backend that can leave a batch half trained, as if it had never begun it.
 
-    with backend.stopping.heeded():
+    with backend.stopping.allowed():
         update = backend.update(rows, algorithm, plan)  # UpdateStopped, if another thread called backend.stopping.ask()
     """
 

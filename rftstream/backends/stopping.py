@@ -17,7 +17,7 @@ class UpdateStopped(RftError):
 class UpdateStop:
     """The request to leave a batch half trained. A backend that can do so makes one, as its attribute `stopping`.
 
-    The trainer's thread calls `ask` once. The backend's thread trains inside of `heeded`, and there raises
+    The trainer's thread calls `ask` once. The backend's thread trains inside of `allowed`, and there raises
     UpdateStopped at the next `check`. Outside of it `check` does nothing; an optimizer step does not call it."""
 
     def __init__(self, *, closely: bool = False) -> None:
@@ -25,24 +25,24 @@ class UpdateStop:
         Compiled layers have no such hooks."""
         self._closely = closely
         self._asked = threading.Event()
-        self._is_heeded = False
+        self._is_allowed = False
 
     def ask(self) -> None:
         """Ask that the computation end soon. No batch follows."""
         self._asked.set()
 
     @contextlib.contextmanager
-    def heeded(self) -> Iterator[None]:
+    def allowed(self) -> Iterator[None]:
         """Let `check` raise inside of this context."""
-        self._is_heeded = True
+        self._is_allowed = True
         try:
             yield
         finally:
-            self._is_heeded = False
+            self._is_allowed = False
 
     def check(self, *_: Any) -> None:
         """Raise UpdateStopped if that was asked for. Any arguments are ignored, so that this can be a hook."""
-        if self._is_heeded and self._asked.is_set():
+        if self._is_allowed and self._asked.is_set():
             raise UpdateStopped("the batch was left half trained")
 
     def sleep(self, seconds: float) -> None:
@@ -64,7 +64,7 @@ class UpdateStop:
             module.register_forward_pre_hook(self.check)
 
 
-def heeding_stop(backend: Any) -> contextlib.AbstractContextManager[None]:
+def stop_allowed(backend: Any) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the backend may leave a batch half trained. It does nothing for one that cannot."""
     stopping: UpdateStop | None = getattr(backend, "stopping", None)
-    return contextlib.nullcontext() if stopping is None else stopping.heeded()
+    return contextlib.nullcontext() if stopping is None else stopping.allowed()

@@ -140,7 +140,7 @@ class RunSession:
                     news = self._news(observer)
                     for line in elsewhere.news(observer.curve.settings):
                         self.note(line)
-                    self._heed_interrupts(supervisor)
+                    self._act_on_interrupts(supervisor)
                     supervisor.poll(observer.control, observer.curve.version)
                     self._progress.update(news)
                     targets.update(supervisor.slots)
@@ -215,7 +215,7 @@ class RunSession:
             self.note(f"trackers: {error}; none is written")
             return []
 
-    def _heed_interrupts(self, supervisor: Supervisor) -> None:
+    def _act_on_interrupts(self, supervisor: Supervisor) -> None:
         if self._interrupts and not supervisor.stopping:
             self.note(
                 f"stopping: {self._options.deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once"

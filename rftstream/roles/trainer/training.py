@@ -30,7 +30,7 @@ from rftstream.backends.base import (
     on_device,
 )
 from rftstream.backends.numerics import peak_tflops
-from rftstream.backends.stopping import heeding_stop
+from rftstream.backends.stopping import stop_allowed
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import BackendSpec
 from rftstream.config.role_sections import TrainerSection
@@ -108,7 +108,7 @@ class Training:
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float], TrainedStaleness]:
         """Train the batch. Return the backend's result, all metrics that do not depend on time, and the staleness of
         the trained tokens. UpdateStopped if the batch was left half trained, as the backend was asked to."""
-        with heeding_stop(self.backend), on_device(self.backend):
+        with stop_allowed(self.backend), on_device(self.backend):
             return self._update(batch, lr)
 
     def _update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float], TrainedStaleness]:

@@ -139,11 +139,11 @@ def test_a_batch_left_half_trained_leaves_everything_as_it_was(spec, tmp_path, m
         stopped = tiny.backend(spec, **settings)
         stopped.load(tmp_path / "before")
         checks.clear()
-        with stopped.stopping.heeded(), pytest.raises(UpdateStopped):
+        with stopped.stopping.allowed(), pytest.raises(UpdateStopped):
             stopped.update(rows, algorithm, plan)
         assert tiny.whole_state(stopped, tmp_path / f"after-{place}") == before
     place = None
-    for one in (backend, stopped):  # once it is not heeded any more, the request is without effect
+    for one in (backend, stopped):  # once it is not allowed any more, the request is without effect
         one.update(rows, algorithm, plan)
     assert tiny.whole_state(stopped, tmp_path / "b") == tiny.whole_state(backend, tmp_path / "a")
 
