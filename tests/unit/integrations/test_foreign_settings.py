@@ -383,6 +383,8 @@ trainer.model.generation_config.eos_token_id = 1
         (None, "model.config.use_cache = False\nmodel.print_trainable_parameters()"),
         (None, "def shown(one, two):\n    print(one)\nshown(1, model)\ndataset = dataset.remove_columns('a')"),
         (None, "set_seed(args.seed)"),
+        (None, "given = get_quantization_config(more)\nif given is not None:\n    model.config.head = given"),
+        ("BEFORE", "if given is not None:\n    model.config.head = given"),
         (None, "print(len(dataset))\nfor row in dataset:\n    print(row)"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,9 @@ from rftstream.integrations.foreign_configs.trl.scopes import UNKNOWN, Scope, Un
 
 LOADERS = {"yaml": ("safe_load", "full_load", "load"), "json": ("load", "loads"), "OmegaConf": ("load",)}
 HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
+ON_GPUS = ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available")
+"""Questions about the machine, which trained on GPUs that can do this."""
+ANSWERED = (*ON_GPUS, "getattr", "get_quantization_config")
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
 """Methods that return the model that they are called on."""
@@ -74,6 +77,18 @@ def loaded_as(reader: Arguments, node: ast.AST, scope: Scope, script: Script) ->
                         script.unreadable[str(one.arg)] = str(error)
             node, scope = reader.resolved(origin, scope)
     return found
+
+
+def answer_of(reader: Values, call: ast.Call, scope: Scope, settings: Mapping[str, Any]) -> Any:
+    """Return what one of these functions answers. `settings`: those of TRL's command line."""
+    name = last_name(call.func)
+    if name in ON_GPUS:
+        return True
+    if name == "getattr" and ast.unparse(call.args[0]) == "torch":
+        return reader.value(call.args[1], scope)
+    if name == "get_quantization_config" and not {"load_in_4bit", "load_in_8bit"} & set(settings):
+        return None
+    raise UnreadableExpression(call)
 
 
 def sampling_of(reader: Values, call: ast.Call, scope: Scope) -> dict[str, Any]:

@@ -8,11 +8,11 @@ leave the training as it is.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rftstream.integrations.foreign_configs.reading import tables_of
 from rftstream.integrations.foreign_configs.trl.rows import UNCHANGED
-from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, UnreadableExpression, last_name
+from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, UNKNOWN, UnreadableExpression, last_name
 
 HARMLESS = {name: frozenset(words.split()) for name, words in tables_of("trl")["harmless"].items()}
 """Functions and methods, settings, and arguments of a loaded model that leave the training as it is."""
@@ -55,6 +55,18 @@ def unread_statements(
                 used = {name for one in returned for name in _names_in(one)}
                 waiting.append((made.body, used | _parameters(made, call, touched)))
     return sorted(found.values(), key=lambda one: one.lineno)
+
+
+def passed_over(bodies: Sequence[Sequence[ast.stmt]], holds: Callable[[ast.expr], bool]) -> set[int]:
+    """Return the ids of statements in branches that the script does not take, as far as their conditions are known."""
+    found: set[int] = set()
+    for node in (one for body in bodies for one in _statements(body) if isinstance(one, ast.If)):
+        try:
+            branch = node.orelse if holds(node.test) else node.body
+        except UNKNOWN:
+            continue
+        found |= {id(one) for one in _statements(branch)}
+    return found
 
 
 def bodies_around(tree: ast.Module, body: list[ast.stmt]) -> list[list[ast.stmt]]:

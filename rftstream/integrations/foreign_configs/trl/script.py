@@ -17,16 +17,9 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import COMPARED, OPERATORS, read_python
+from rftstream.integrations.foreign_configs.trl import loaded, rest
 from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside, attribute_of
-from rftstream.integrations.foreign_configs.trl.loaded import ConfigFiles, loaded_as, made_of, sampling_of
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
-from rftstream.integrations.foreign_configs.trl.rest import (
-    ELSEWHERE,
-    bodies_around,
-    is_message,
-    to_do_about,
-    unread_statements,
-)
 from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl.scopes import (
     UNKNOWN,
@@ -59,8 +52,6 @@ PARSED_DEFAULTS = {"dataset_train_split": "train", "dataset_test_split": "test",
 """Defaults of TRL's command line that scripts read."""
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
 CASTS = {"int": int, "float": float, "str": str}
-ON_GPUS = ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available")
-"""Questions about the machine, which trained on GPUs that can do this."""
 ARGUMENTS = ("Config", "Arguments")
 """Ends of the names of classes of settings."""
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
@@ -90,7 +81,7 @@ class ScriptReader:
         self.read_statements: set[int] = set()
         """Ids of statements, beside those that bind a name, that a rule has read."""
         self.beside = ModulesBeside(self._tree, path.parent, self.holds)
-        self._configs = ConfigFiles(self, self._tree, path.parent)
+        self._configs = loaded.ConfigFiles(self, self._tree, path.parent)
         self._exported = environment or {}
         self._environment: dict[str, Any] = {}
         self._arguments_taken: set[str] = set()
@@ -116,7 +107,9 @@ class ScriptReader:
         script = Script(kind.lower(), functions=names, environment=self._environment)
         script.arguments, script.own, script.own_taken = self._arguments_taken, set(self._own), self._own_taken
         script.code = ScriptCode(self._path.name, self._lines, scope, self)
-        script.makes_chats = any(is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree))
+        script.makes_chats = any(
+            rest.is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)
+        )
         datasets = DatasetReader(self)
         positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
@@ -140,7 +133,7 @@ class ScriptReader:
                     script.settings[name] = ast.unparse(node)
                 elif name in ("model", "ref_model"):
                     if name == "model":
-                        script.settings |= loaded_as(self, node, scope, script)
+                        script.settings |= loaded.loaded_as(self, node, scope, script)
                     script.settings["model_name_or_path" if name == "model" else name] = self._model(node, scope)
                 else:
                     script.settings[name] = self.value(node, scope)
@@ -164,7 +157,7 @@ class ScriptReader:
             else:
                 script.unreadable["resume_from_checkpoint"] = str(UnreadableExpression(one.value))
         functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
-        bodies = bodies_around(self._tree, body)
+        bodies = rest.bodies_around(self._tree, body)
         own = [one for one in self._classes if one.name == last_name(call.func)]  # a class derived from TRL's trainer
         datasets_given = {one: given[one] for one in ("train_dataset", "eval_dataset") if one in given}
         for name, node in datasets_given.items():
@@ -173,8 +166,9 @@ class ScriptReader:
                 [one for one in datasets_given.values() if one is not node],
             )
             script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, node, file, others)
-        left = unread_statements(bodies, call, functions, self.read_statements)
-        script.unread_statements = [to_do_about(one) for one in [*own, *left]]
+        read = self.read_statements | rest.passed_over(bodies, lambda one: self.holds(one, scope))
+        left = rest.unread_statements(bodies, call, functions, read)
+        script.unread_statements = [rest.to_do_about(one) for one in [*own, *left]]
         more = (one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one))
         script.configs = self._configs.read
         script.unread_statements += [f"{UnreadableExpression(one)}: {ANOTHER_TRAINER}" for one in more]
@@ -195,8 +189,8 @@ class ScriptReader:
                         return call, scope, kind, body
         known = ", ".join(f"{kind}Trainer" for kind in KINDS)
         calls = [last_name(one.func) for one in ast.walk(self._tree) if isinstance(one, ast.Call)]
-        if other := next((name for name in calls if name.removesuffix("Trainer") in ELSEWHERE), None):
-            near = ELSEWHERE[other.removesuffix("Trainer")]
+        if other := next((name for name in calls if name.removesuffix("Trainer") in rest.ELSEWHERE), None):
+            near = rest.ELSEWHERE[other.removesuffix("Trainer")]
             raise ConfigError(f"{self._path}: {other} has no counterpart here: {near}; what is converted is {known}")
         raise ConfigError(f"{self._path}: no trainer in it that has a counterpart here; expected one of {known}")
 
@@ -279,8 +273,8 @@ class ScriptReader:
             )
         if isinstance(node, ast.Call) and last_name(node.func) in CASTS and len(node.args) == 1:
             return CASTS[last_name(node.func)](self.value(node.args[0], scope))
-        if isinstance(node, ast.Call) and last_name(node.func) in ON_GPUS:
-            return True
+        if isinstance(node, ast.Call) and last_name(node.func) in loaded.ANSWERED:
+            return loaded.answer_of(self, node, scope, self._parsed or {})
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("environ.get", "getenv")):
             return self._of_environment(node, scope)
         if isinstance(node, ast.Call) and self._configs.is_loaded(node):
@@ -383,7 +377,7 @@ class ScriptReader:
         for one in call.keywords:
             try:
                 if one.arg == "vllm_sampling_params":
-                    found = {**sampling_of(self, *self._called(one.value, scope)), **found}
+                    found = {**loaded.sampling_of(self, *self._called(one.value, scope)), **found}
                     continue
                 value = self.value(one.value, scope)
                 found |= {str(key): item for key, item in value.items()} if one.arg is None else {one.arg: value}
@@ -445,5 +439,5 @@ class ScriptReader:
 
     def _model(self, node: ast.AST, scope: Scope) -> Any:
         node, scope = self.resolved(node, scope)
-        made = made_of(node)
+        made = loaded.made_of(node)
         return self.value(node, scope) if made is None else self._model(made, scope)
