@@ -32,7 +32,7 @@ from rftstream.models.machine import read_machine
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.queries.datasets.taking import take_rollouts
-from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work
+from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work, reached_here_alone
 from rftstream.roles.trainer.schedule import rate_change
 from rftstream.runs.folder import (
     RunFolder,
@@ -101,7 +101,7 @@ def run(
     with folder.held():
         if folder.exists():
             raise ConfigError(f"{folder.path}: another run was started there just now; try again")
-        notes = [*placement_notes(planned.placement), *planned.notes]
+        notes = [*placement_notes(planned.placement), *planned.notes, *reached_here_alone(config, folder)]
         record_placement(planned.placement, folder)
         if planned.run_dir is None and folder.run_id != config.run.name:
             notes.insert(0, f"a new run in {shown_path(folder.path)}: those of this name before it have ended")

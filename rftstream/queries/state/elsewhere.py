@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.records import Record, TopicPartition
@@ -17,6 +18,7 @@ from rftstream.errors import TransportError
 from rftstream.queries.formatting import duration, plural
 from rftstream.queries.state.workers import expected_workers
 from rftstream.runs.delete import is_claimant_alive, read_members
+from rftstream.runs.folder import RunFolder, lies_in_folder, store_place
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.reading import read_to_ends
 from rftstream.transport.base import Transport
@@ -127,6 +129,18 @@ def nobody_at_work(config: RunConfig, transport: Transport) -> list[str]:
         f"they leave when a run ends, and `rftstream worker --role {role}` starts one"
         for role in roles
         if not expected[role] and not heard.get(role)
+    ]
+
+
+def reached_here_alone(config: RunConfig, folder: RunFolder) -> list[str]:
+    """Return a line, for who makes a run without explorers of its own, if those of other hosts could not reach its
+    weights."""
+    awaited = not (config.without_tasks or config.run.imported_from or expected_workers(config)[RoleName.explorer])
+    if lies_in_folder(config) or not awaited or folder.path not in Path(store_place(config, folder)).parents:
+        return []
+    return [
+        f"weights.store: {config.weights.store!r} lies in the run folder, so only explorers that see this folder can "
+        "join, and explorer.count = 0 starts none; for those of other hosts begin a run whose store all hosts reach"
     ]
 
 

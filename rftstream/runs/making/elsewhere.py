@@ -75,7 +75,7 @@ def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Se
     they do."""
     given = tuple(f"{one.partition('=')[0].strip()}." for one in sets)
     text = settings_on_log(transport)[0]
-    lines = _differences(text, config)
+    lines = [*_differences(text, config), *_other_store(text, config)]
     lines = [line for line in lines if not f"{line.partition(' ')[0]}.".startswith(given)]
     if lines:
         raise ConfigError(
@@ -144,6 +144,12 @@ class TrainersElsewhere:
 
 def _differences(text: str, config: RunConfig) -> list[str]:
     return _of_training(changed_in_text(text, to_toml(config)) if text else (), config)
+
+
+def _other_store(text: str, config: RunConfig) -> list[str]:
+    """Return the line about another object store, in which a trainer would find none of the run's checkpoints."""
+    lines = changed_in_text(text, to_toml(config)) if text else ()
+    return [line for line in lines if line.startswith("weights.store ")]
 
 
 def _of_training(lines: Sequence[str], config: RunConfig) -> list[str]:

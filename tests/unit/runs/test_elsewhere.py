@@ -18,7 +18,7 @@ from rftstream.errors import ConfigError
 from rftstream.launch.sessions.host_workers import hold_names
 from rftstream.preflight import folder_choice
 from rftstream.queries.state import elsewhere
-from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work
+from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work, reached_here_alone
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
 from rftstream.runs.making.elsewhere import TrainersElsewhere, check_end, check_files, check_resumed, steps_of
@@ -113,6 +113,10 @@ def test_a_resume_by_files_changes_only_what_set_gives(run: OpenRun, tmp_path: P
         "what it shows as changed is against the log"
     )
     check_resumed(run.transport, config_of(tmp_path, 9, trainer__colocate=False), "sums", [])
+    other = config_of(tmp_path, 9, weights__store="file:///mnt/other")
+    with pytest.raises(ConfigError, match=r"weights\.store 'file://weights' -> 'file:///mnt/other'; give each"):
+        check_resumed(run.transport, other, "sums", [])  # the run's checkpoints are not there
+    check_resumed(run.transport, other, "sums", ["weights.store=file:///mnt/other"])
 
 
 def test_the_status_has_the_steps_of_the_log_and_proposes_what_works_here(run: OpenRun) -> None:
@@ -145,6 +149,17 @@ def test_who_resumes_is_told_of_roles_that_another_host_holds(run: OpenRun) -> N
     assert row.endswith("2 h 1 min ago"), "its last record"
     log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=3), finished_at=1.0))
     assert held_elsewhere(run.transport) == []
+
+
+def test_who_waits_for_explorers_of_other_hosts_is_told_that_these_cannot_reach_the_weights(run: OpenRun) -> None:
+    def said(**more: object) -> list[str]:
+        found = {"transport__kind": "kafka", "transport__servers": "b:9092", "explorer__count": 0, **more}
+        return reached_here_alone(loader.replace(run.config, **found), run.folder)
+
+    (line,) = said()
+    assert line.startswith("weights.store: 'file://weights' lies in the run folder")
+    assert said(explorer__count=1) == said(weights__store="file:///mnt/{run}") == said(transport__kind="embedded") == []
+    assert said(weights__store="s3://models/{run}") == []
 
 
 def test_who_resumes_is_told_which_workers_left(run: OpenRun, tmp_path: Path) -> None:

@@ -295,8 +295,9 @@ def _check_none_lost(checkpoints: Checkpoints) -> None:
         expected = f"one of {', '.join(f'{name.trainer_epoch}/{name.version}' for name in known)}"
     raise ConfigError(
         f"weights.store: {checkpoints.config.weights.store} has no {'usable ' * bool(written)}checkpoint, "
-        f"expected {expected} to go on from version {version}; put the store back, or have all recorded batches "
-        "trained again from version 0 by `rftstream resume RUN --set run.resume=0`"
+        f"expected {expected} to go on from version {version}; put the store back, or name where it is by "
+        "--set weights.store=URL, or have all recorded batches trained again from version 0 by "
+        "`rftstream resume RUN --set run.resume=0`"
     )
 
 
