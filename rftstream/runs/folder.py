@@ -300,8 +300,9 @@ def _writer_of(folder: RunFolder) -> str | None:
 
 
 def _nearest(path: Path) -> str:
-    """Return a hint for a wrong RUN: the nearest run folder or run file beside it, or run folder in runs/ there or one
-    folder below."""
+    """Return a hint for a wrong RUN: the nearest run folder or run file beside it, or in runs/ there or one below."""
+    if ":" in path.parts[0]:
+        return "; name a run on Kafka by a copy of its run file, on any host"
     beside = _listed(path.parent)
     runs = (one for folder in (path.parent, *beside) for one in _listed(folder / "runs") if RunFolder(one).exists())
     files = (one for one in beside if one.suffix == ".toml" and one.name != "pyproject.toml")
@@ -363,8 +364,7 @@ def _revealed(config: RunConfig, user: str | None = None) -> TransportSection:
 
 
 def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None = None) -> ObjectStore:
-    """Open the object store of a run. `patience_s` replaces the config's time to wait for a store that does not
-    answer."""
+    """Open the object store of a run. `patience_s` replaces the config's time to wait for one that does not answer."""
     from rftstream.weights.stores.store import ObjectStore
 
     settings = config.weights

@@ -323,6 +323,7 @@ def test_a_misspelt_run(scene: Scene) -> None:
     result = call(scene.folder.path.with_name("demmo"), "v1")
     assert result.exit_code == 2
     assert f"no such file, expected a run folder or a run file; did you mean {scene.folder.path}?" in result.stderr
+    assert "name a run on Kafka by a copy of its run file" in call("kafka://broker:9092/sums", "v1").stderr
 
 
 def test_a_rollout_of_several_turns(scene: Scene) -> None:
