@@ -78,6 +78,7 @@ def run(
 ) -> RunResult:
     """Do a new run from start to end, or continue an existing one if `run.resume` says so.
 
+    A run that fails raises nothing: `exit_code`, `reason` and `error` of the result say so, and `final` is None.
     `set` changes settings of a run file. `progress`: auto, live, plain or none, written to `stream` (stdout).
     ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named.
     """

@@ -21,7 +21,7 @@ from typing import Protocol
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import ARCHITECTURE
 from rftstream.config.sections import RunConfig
-from rftstream.errors import ENDS_THE_RUN
+from rftstream.errors import ENDS_THE_RUN, TransportError
 from rftstream.launch import logging as logs
 from rftstream.launch import zygote
 from rftstream.launch.processes import (
@@ -246,7 +246,7 @@ class Supervisor:
         if slot.crashes > MAX_CRASHES:
             slot.state = "failed"
             self._give_up(
-                code if code > 0 else 1,
+                TransportError.exit_code if _is_full(slot.command.log) else max(code, 1),
                 f"{slot.process}: died {slot.crashes} times in a row without a step in between "
                 f"({describe_exit(code)}){error}; see {slot.command.log}",
             )
@@ -425,7 +425,8 @@ def _architecture(model: Path | None) -> list[str]:
 
 def _silence(log: Path) -> str:
     """Return the message for a process without an error in its log. On a full disk it could not write one."""
-    free = shutil.disk_usage(log.parent).free if log.parent.is_dir() else None
-    if free is not None and free < FULL_BYTES:
-        return f"no word in {log}, whose disk is full ({free:,} bytes free); make room"
-    return f"no word in {log}"
+    return f"no word in {log}{', whose disk is full; make room' if _is_full(log) else ''}"
+
+
+def _is_full(log: Path) -> bool:
+    return log.parent.is_dir() and shutil.disk_usage(log.parent).free < FULL_BYTES

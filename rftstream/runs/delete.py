@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ def plan_deletion(path: Path) -> Deletion:
         topics = sorted(transport.admin.topics()) if transport is not None and remote else []
     store = _store_outside(config, folder)
     shared_with = () if store is None else tuple(sharing_store(config, folder))
-    there, parts = sorted(folder.path.iterdir()), _parts(config)
+    there, parts = sorted(folder.path.iterdir()), _parts(config, folder)
     return Deletion(
         folder=folder,
         parts={one.name: _num_bytes(one) for one in there if one.name in parts},
@@ -125,7 +126,7 @@ def delete_run(plan: Deletion) -> None:
             for name in plan.objects:
                 store.delete(name)
             store.remove_scratch()
-        for name in _parts(config):
+        for name in _parts(config, folder):
             _remove(folder.path / name)
     with contextlib.suppress(OSError):  # it has other content
         folder.path.rmdir()
@@ -221,9 +222,11 @@ def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
     return folder, config
 
 
-def _parts(config: RunConfig) -> tuple[str, ...]:
-    """Return the names that this run makes in its folder, with the folders of its trackers."""
-    return (*(name for name in folders_of_trackers(config) if name not in (*PARTS, "..")), *PARTS)
+def _parts(config: RunConfig, folder: RunFolder) -> tuple[str, ...]:
+    """Return the names that this run makes in its folder, with the folders of its trackers, and with files that a full
+    disk left half written."""
+    partial = (one.name for one in folder.path.glob("*.partial") if re.fullmatch(r"[a-z]+\.\d+\.partial", one.name))
+    return (*(name for name in folders_of_trackers(config) if name not in (*PARTS, "..")), *PARTS, *partial)
 
 
 @contextlib.contextmanager

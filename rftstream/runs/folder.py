@@ -272,11 +272,11 @@ def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, R
     if not path.exists():
         raise ConfigError(f"{path}: no such file, expected a run folder or a run file{_nearest(path)}")
     config = loader.load([path, *layers])
-    folders = candidates(config)
-    if not folders:
+    if not (folders := candidates(config)):
         there = "" if lies_in_folder(config) else f" nor {config.run.name!r} at {config.transport.servers}"
-        there = f"{Path(config.base) / config.run.folder}{there}"
-        raise ConfigError(f"{path}: no run of it yet under {there}; start one with `rftstream run`, or name its folder")
+        root = Path(config.base) / config.run.folder
+        what = f"no run of it yet under {root}{there}; start one with `rftstream run`, or name its folder"
+        raise ConfigError(f"{path}: {what}{_nearest(root / '?') if _listed(root) else ''}")
     return folders[-1], read_config(folders[-1]) if folders[-1].exists() else config
 
 

@@ -104,8 +104,8 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         for name, section in sections:
             doing(f"the {_kind_of(section)} {name}: its problems, environment and reward")
             report.tasksets.append(_taskset(config, name, section, rendering, collect))
-        with collect("pipeline"):
-            if not report.errors:
+        if not report.errors:
+            with collect("pipeline"):
                 show_problems(config)
         with collect("experts"):
             report.demonstrations = demonstrations_line(
@@ -139,9 +139,9 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
     shown = "" if report.demonstrations is None else "leave them out of the demonstrations, "
     report.warnings += [
         f"{line.place}: {line.trained:,} of its {line.problems:,} problems are trained on, too, so it is not held out: "
-        f"give it others (options.skip and options.size divide a source, whose rows may repeat), {shown}or another name"
+        f"{shown}divide the source (options.skip, options.size), no repeats ([[pipeline]] op = 'dedupe'), or rename it"
         for line in report.tasksets
-        if line.trained and "held" in line.name
+        if line.trained and "held" in line.name and not any(one.name == "dedupe" for one in report.parts)
     ]
     return report
 

@@ -547,4 +547,9 @@ def test_a_process_without_a_word_on_a_full_disk(tmp_path: Path, monkeypatch: py
     assert supervisors._silence(log) == f"no word in {log}"
     monkeypatch.setattr(supervisors, "FULL_BYTES", 1 << 62)
     assert "whose disk is full" in supervisors._silence(log)
+    stage = Stage(tmp_path, ["buffer"])
+    for _ in range(supervisors.MAX_CRASHES + 1):
+        stage.exit("buffer-0", 1)
+        stage.poll(10)
+    assert stage.supervisor.failure is not None and stage.supervisor.failure.exit_code == 3
     assert supervisors._silence(tmp_path / "gone" / "trainer-0.log").startswith("no word in ")

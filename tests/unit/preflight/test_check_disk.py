@@ -94,5 +94,8 @@ def test_operators_see_all_problems(write: Write, tmp_path: Path) -> None:
     assert fine(config).ok
     write_rows(tmp_path, {"answer": "2", "level": 1}, {"answer": "3", "level": 1})
     assert "pipeline.0.stages.1: the taskset train has no problem with level = (2,)" in errors(config)
+    again = {"source": "jsonl:train.jsonl"}
+    warned = [fine(write(evaluations={"held-out": again}, pipeline=one)).warnings for one in ([], [{"op": "dedupe"}])]
+    assert ["is not held out" in " ".join(one) for one in warned] == [True, False]
     write_rows(tmp_path, {"answer": "2", "grade": 1})
     assert "has level = None, expected a value of `stages`; it has the columns grade" in errors(config)

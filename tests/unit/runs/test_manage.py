@@ -119,13 +119,16 @@ def test_delete_by_run_file_and_json(make_run: MakeRun, run_file: Path) -> None:
     run = make_run()
     (run / "index").mkdir()
     (run / "targets.json").write_text("[]")
+    (run / "modules.123.partial").write_text("")
+    (run.parent / "other").mkdir()
+    (run.parent / "other" / "config.toml").write_text("")
     assert "give --yes or --dry-run" in call("delete", run_file, "--json").stderr
     assert called("delete", run_file, "--yes")["run_dir"] == str(run)
     assert not run.exists()
     assert run_file.is_file()
     again = call("delete", run_file, "--yes")
     assert again.exit_code == 2
-    assert "no run of it yet" in again.stderr
+    assert "no run of it yet" in again.stderr and "other" in again.stderr
 
 
 def test_what_shows_that_a_folder_is_a_run_is_deleted_last() -> None:
