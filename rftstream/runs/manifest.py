@@ -25,8 +25,9 @@ from rftstream.roles import role_spec
 from rftstream.version import __version__
 
 _WARNED = ("trainer.lr",)
-OTHER_DATA = "same settings, other data"
 """Settings that may change on resume, but change what is learned."""
+OTHER_DATA = "same settings, other data"
+"""End of a difference that no setting explains."""
 
 _OF_A_TASKSET = re.compile(r"tasksets\..+\.pipeline\.\d+\.")
 
