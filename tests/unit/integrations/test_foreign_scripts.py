@@ -257,6 +257,10 @@ def right(completions, **kwargs):
     return [1.0 for _ in completions]
 
 settings = Settings("other", steps=5)
+more = dict(weight_decay=0.5)
+more["temperature"] = 0.25
+if settings.steps == 5:
+    more.update(top_k=7)
 settings.rate = 2e-6
 given = vars(parser.parse_args())
 parser.add_argument("--size", default=6)
@@ -265,7 +269,7 @@ parser.add_argument("--size", default=6)
 @click.option("-b", "--beta", default=0.5)
 def main(beta):
     args = GRPOConfig(Names.OUT, learning_rate=settings.rate, max_steps=settings.steps, seed=settings.seed, beta=beta,
-                      num_generations=given["size"], per_device_train_batch_size=given["size"])
+                      num_generations=given["size"], per_device_train_batch_size=given["size"], **more)
     GRPOTrainer(settings.model, right, args, load_dataset("rows")).train()
 """
 
@@ -274,6 +278,7 @@ def test_settings_in_objects_and_options_of_a_script(tmp_path: Path) -> None:
     values = tomllib.loads(convert_config("trl", written(tmp_path, {"train.py": OBJECTS})).run_file)
     found = {"run.name": "out", "model.path": "other", "trainer.lr": 2e-6, "run.steps": 5, "run.seed": 4}
     found |= {"algorithms.grpo.kl_coef": 0.5, "feeder.group_size": 6, "feeder.groups_per_batch": 1}
+    found |= {"trainer.weight_decay": 0.5, "sampling.temperature": 0.25, "sampling.top_k": 7}
     assert {key: setting(values, key) for key in found} == found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,6 +90,36 @@ def answer_of(reader: Values, call: ast.Call, scope: Scope, settings: Mapping[st
     if name == "get_quantization_config" and not {"load_in_4bit", "load_in_8bit"} & set(settings):
         return None
     raise UnreadableExpression(call)
+
+
+def changed_dict(reader: Values, node: ast.expr, scope: Scope) -> dict[str, Any]:
+    """Return a dict with what the script sets in it before this use: `settings["seed"] = 1`, `settings.update(...)`."""
+    found = dict(reader.value(node, scope))
+    if not isinstance(node, ast.Name):
+        return found
+    owner = scope
+    while owner.outer is not None and all(one.name != node.id for one in owner.bound):
+        owner = owner.outer
+    end = node.lineno if owner is scope else sys.maxsize
+    lines = [one.statement.lineno for one in owner.bound if one.name == node.id and one.statement.lineno < end]
+    every = [one for one in owner.bound if one.name.startswith(f"{node.id}[")]
+    every = [one for one in every if max(lines, default=0) < one.statement.lineno < end]
+    for one in sorted([*every, *scope.changes(node)], key=lambda one: one.statement.lineno):
+        call = one.value if one.name == node.id else None
+        if (is_taken := one.is_known()) is None:
+            raise UnreadableExpression(one.statement, "which a branch decides")
+        if is_taken and isinstance(call, ast.Call) and last_name(call.func) == "update":
+            for given in call.args:
+                found |= reader.value(given, one.scope)
+            found |= {str(word.arg): reader.value(word.value, one.scope) for word in call.keywords}
+        elif is_taken and call is None:
+            place = ast.parse(one.name, mode="eval").body
+            if isinstance(place, ast.Subscript):
+                found[reader.value(place.slice, one.scope)] = reader.value(one.value, one.scope)
+        else:
+            continue
+        reader.read_statements.add(id(one.statement))
+    return found
 
 
 def sampling_of(reader: Values, call: ast.Call, scope: Scope) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         conversion.ask(f"{unread} {MORE_PROCESSES}")
     rules.apply()
     for name, place in script.unreadable.items():
-        if name not in rules.asked:
+        if name not in rules.asked and (name != "model" or not settings.get("model_name_or_path")):
             conversion.leave_unread(name, f"could not be read without running the script: {place}")
     for text in script.unread_statements:
         conversion.ask(text)

@@ -379,7 +379,8 @@ class ScriptReader:
                 if one.arg == "vllm_sampling_params":
                     found = {**loaded.sampling_of(self, *self._called(one.value, scope)), **found}
                     continue
-                value = self.value(one.value, scope)
+                is_all = one.arg is None
+                value = loaded.changed_dict(self, one.value, scope) if is_all else self.value(one.value, scope)
                 found |= {str(key): item for key, item in value.items()} if one.arg is None else {one.arg: value}
             except UNKNOWN as error:
                 script.unreadable[f"{prefix}{one.arg or f'**{ast.unparse(one.value)}'}"] = str(error)
