@@ -30,7 +30,7 @@ class EvaluationSample:
     said: str
     reward: float | None
     reason: str
-    """Why it has no reward; empty if it has one."""
+    """Why it has no reward, or this one, such as the first test that failed; empty if nothing says."""
     num_tokens: int
     change: float | None = None
     """Reward minus that of the sample beside it."""
