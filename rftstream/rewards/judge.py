@@ -9,7 +9,7 @@ reward. Answers are cached on the host (judge_cache.py), so that a retry or a la
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -28,6 +28,8 @@ from rftstream.rewards.judge_forms import (
 from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig, ServerRefusal
 from rftstream.rewards.version import config_version
 
+MAX_SAID = 500
+"""Most characters of an answer that stand beside the verdict. They are the last ones, where its score stands."""
 MAX_REPEATED = 4000
 """Largest number of characters of an unreadable answer that the judge is shown when it is asked again."""
 
@@ -45,6 +47,8 @@ class Spent:
     """Questions that the cache answered."""
     num_asked: int = 0
     """Questions that the cache did not answer."""
+    said: list[str] = field(default_factory=list)
+    """The judge's answers, each its end."""
 
     def count(self, usage: Any) -> None:
         """Add a request's cost, from the server's usage report."""
@@ -143,6 +147,7 @@ class Judge:
                 with contextlib.suppress(UnreadableJudgement):  # it was cached by code that read it differently
                     found = form.read(kept)
                     spent.num_cached += 1
+                    spent.said.append(kept.strip()[-MAX_SAID:])
                     return found
             found, said = self._read(messages, form, spent)
             self._cache.put(key, said)
@@ -165,6 +170,7 @@ class Judge:
                 ]
             else:
                 spent.num_asked += 1
+                spent.said.append(said.strip()[-MAX_SAID:])
                 return found, said
         times = f"; it was asked {self._config.asks} times" if self._config.asks > 1 else ""
         raise RewardError(f"{self._name}: {problem}{times}")
@@ -246,7 +252,8 @@ class JudgeReward(Concurrent):
         spent = Spent()
         found = [self._judge.judgement(question, self._form, spent) for question in self._form.questions(item)]
         score = self._form.score(found)
-        return replace(score, metrics={**score.metrics, **self._judge.cost(spent)})
+        metrics = {**score.metrics, **self._judge.cost(spent)}
+        return replace(score, metrics=metrics, detail="\n".join(spent.said))
 
     def check(self, item: RewardInput) -> None:
         """Raise RewardError if the problem lacks the text that the completion is compared with."""

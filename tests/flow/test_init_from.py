@@ -14,6 +14,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import initial_of, model_digests, prepare_model
+from rftstream.preflight.checks.check import check
 from rftstream.runs.folder import RunFolder, create_log, open_store
 from rftstream.runs.making.init_from import fetch_initial
 from rftstream.testing.played import played_records
@@ -103,6 +104,8 @@ def test_what_is_not_there_is_named(tmp_path: Path, named: str, text: str) -> No
         fetch_initial(begun_from(tmp_path, named), folder)
     assert text in str(refused.value)
     assert not folder.exists()
+    told = check(begun_from(tmp_path, named)).errors
+    assert [one for one in told if "init_from" in one] == told[:1], "once"
 
 
 def test_a_run_keeps_what_it_began_with(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from msgspec import Meta
 from rftstream.config.parts import registry
 from rftstream.errors import ConfigError
 
-RewardNamed = str | dict[str, Any] | list[dict[str, Any]]
+RewardNamed = str | dict[str, Any] | list[str | dict[str, Any]]
 """A reward as written in the run file."""
 
 
@@ -92,7 +92,9 @@ def reward_formula(uses: Sequence[RewardUse]) -> str:
     return guarded + (f", checked by {', '.join(checks)}" if checks else "")
 
 
-def _use(values: Mapping[str, Any], where: str) -> RewardUse:
+def _use(values: str | Mapping[str, Any], where: str) -> RewardUse:
+    if isinstance(values, str):
+        return RewardUse(name=values)
     if not isinstance(values.get("name"), str):
         raise ConfigError(f'{where}: found no name, expected one, e.g. {{ name = "math", weight = 0.5 }}')
     own = {one.name for one in fields(RewardUse)} - {"settings"}

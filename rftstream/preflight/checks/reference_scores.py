@@ -247,7 +247,10 @@ class _Scoring:
 
     def _are_less(self) -> bool:
         """Return whether the problems' own answers get less than right ones should. Sums of rewards give more than 1,
-        and what long answers lose by a penalty does not count."""
+        and what long answers lose by a penalty does not count. Of a group,
+        those are less that get no more than empty ones."""
+        if self._reward.group:  # two that are right may share what the better one would get
+            return (_mean(_rewards(self._right)) or 0.0) <= (_mean(_rewards(self._empty)) or 0.0)
         rewards = [one for one in self._unpenalised() if one is not None]
         return not rewards or (sum(rewards) < len(rewards) and min(rewards) < NEAR)
 

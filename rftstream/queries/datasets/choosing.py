@@ -95,6 +95,10 @@ def export_rollouts(
     `again`: the data set is this one once more, so only rollouts that were there then are taken, and ConfigError says
     if the rows differ. `is_recorded`: the run's log gets to know of it."""
     run, asked = index.run, wanted.rollouts()
+    if wanted.taskset and wanted.taskset not in run.config.tasksets:
+        raise ConfigError(
+            f"taskset: unknown {wanted.taskset!r}; {registry.suggest(wanted.taskset, run.config.tasksets)}"
+        )
     texts = bool(asked.text or asked.tool) or asked.version != (None, None)
     ends = sorted(run.transport.admin.end_offsets("verified").items())
     through = tuple(end for _, end in ends) if again is None else again.through

@@ -291,7 +291,8 @@ class _RowWriter:
 
 def said_of(filters: Mapping[str, Any]) -> str:
     """Return conditions as text."""
-    return ", ".join(f"{name} = {value}" for name, value in filters.items()) or "all"
+    shown = ((name, f"{value:g}" if isinstance(value, float) else value) for name, value in filters.items())
+    return ", ".join(f"{name} = {value}" for name, value in shown) or "all"
 
 
 def _card(export: Export, suffix: str) -> str:

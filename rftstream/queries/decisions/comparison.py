@@ -15,6 +15,7 @@ from rftstream.queries.decoding import decoded
 from rftstream.queries.formatting import columns, number
 from rftstream.queries.plain import Report
 from rftstream.queries.records.shown import PLAIN, CompletionReader
+from rftstream.roles.buffer.people.judged_rewards import HUMAN
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
@@ -69,6 +70,10 @@ class Comparison(Report):
     """Reason -> rollouts without a new reward."""
     became_scorable: int
     became_unscorable: int
+    num_judged: int
+    """Of these, the rollouts that people judged."""
+    judged_alike: int
+    """Those of them that people judge as the old run's scorer did."""
     moved: tuple[Moved, ...]
     """The rollouts whose reward changed most, the largest change first."""
 
@@ -92,7 +97,7 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
         parts_old.add(verified)
     pairs: list[tuple[float, float]] = []
     unscorable_old, unscorable_new = Counter[str](), Counter[str]()
-    became_scorable = became_unscorable = num_rollouts = 0
+    became_scorable = became_unscorable = num_rollouts = num_judged = judged_alike = 0
     moved: list[Moved] = []
     for verified in _verified(new):
         now, then = _judged(verified), before.get(verified.ids.rollout_id, "pending")
@@ -107,6 +112,9 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
             unscorable_old[then] += 1
             became_scorable += isinstance(now, float)
         if isinstance(now, float) and isinstance(then, float):
+            if verified.verdict is not None and (human := verified.verdict.parts.get(HUMAN)) is not None:
+                num_judged += 1
+                judged_alike += abs(human - then) <= SAME
             pairs.append((then, now))
             if abs(now - then) > SAME and verified.rollout is not None:
                 rollout = verified.rollout
@@ -132,6 +140,8 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
         unscorable_new=dict(unscorable_new),
         became_scorable=became_scorable,
         became_unscorable=became_unscorable,
+        num_judged=num_judged,
+        judged_alike=judged_alike,
         moved=tuple(sorted(moved, reverse=True)),
     )
 
@@ -185,6 +195,11 @@ def _text(one: Comparison) -> list[str]:
         f"{one.num_rollouts:,} rollouts, {one.num_both:,} of them with a reward then and now: {agreement} agree, "
         f"correlation {number(one.correlation)}; {one.became_scorable:,} became scorable, "
         f"{one.became_unscorable:,} unscorable",
+        *(
+            [f"people judged {one.num_judged:,} of them, {one.judged_alike:,} as the scorer had"]
+            if one.num_judged
+            else []
+        ),
         "",
         *columns(rows),
     ]

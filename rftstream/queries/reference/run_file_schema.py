@@ -91,7 +91,7 @@ def _definitions() -> Schema:
     sampling."""
     operators = [_named("operator", name, "op") for name in registry.table("operator")]
     rewards = [_named("reward", name, "name", _reward_use()) for name in registry.table("reward")]
-    use = {"anyOf": [*rewards, _own("name")]}
+    use = {"anyOf": [_name_of("reward"), *rewards, _own("name")]}
     named = {
         kind: {"anyOf": [_name_of(kind), *(_named(kind, name, "name") for name in registry.table(kind)), _own("name")]}
         for kind in ("environment", "algorithm")
@@ -99,7 +99,7 @@ def _definitions() -> Schema:
     sampling = _table(settings.section_of("sampling"))
     return {
         PIPELINE: {"type": "array", "items": {"anyOf": [*operators, _own("op")]}},
-        "reward": {"anyOf": [_name_of("reward"), use, {"type": "array", "minItems": 1, "items": use}]},
+        "reward": {"anyOf": [*use["anyOf"], {"type": "array", "minItems": 1, "items": use}]},
         **named,
         "sampling": sampling,
         **{f"source.{name}": _part_table("taskset", name) for name in registry.table("taskset")},

@@ -285,6 +285,7 @@ def test_only_what_has_a_tag(run: Run, tmp_path: Path) -> None:
     ("filters", "options", "said"),
     [
         ({"reward_from": 9.0}, {}, "no rollout meets these conditions"),
+        ({"taskset": "smus"}, {}, "unknown 'smus'; .*did you mean 'sums'"),
         ({}, {"form": "csv"}, "got 'csv'; known: atif"),
         ({}, {"best": 0}, "rollouts.best: got 0"),
         ({}, {"form": "pairs", "margin": 5.0}, "no rollout meets these conditions"),

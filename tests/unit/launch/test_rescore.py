@@ -117,7 +117,7 @@ def test_a_plan_without_what_another_scorer_judged_names_the_algorithm_for_what_
 
 def test_a_comparison_tells_parts_apart_and_shows_what_was_right(tmp_path: Path) -> None:
     config, logs = small_run(transport={"partitions": 2}), list[EmbeddedTransport]()
-    for name, parts in (("old", {"same": 0.0, "form": 1.0}), ("new", {"same": 1.0, "form": 1.0})):
+    for name, parts in (("old", {"same": 0.0, "form": 1.0}), ("new", {"same": 1.0, "form": 1.0, "human": 1.0})):
         logs.append(EmbeddedTransport(tmp_path / name))
         create_log(logs[-1], config)
         log = SyntheticLog(logs[-1])
@@ -126,10 +126,11 @@ def test_a_comparison_tells_parts_apart_and_shows_what_was_right(tmp_path: Path)
         for one in map(verified, log.siblings(0)):
             assert one.verdict is not None and one.rollout is not None and one.rollout.problem is not None
             problem = replace(one.rollout.problem, answer="3.0")
-            verdict = replace(one.verdict, reward=sum(parts.values()), parts=parts)
+            verdict = replace(one.verdict, reward=parts["same"] + parts["form"], parts=parts)
             log.put("verified", replace(one, verdict=verdict, rollout=replace(one.rollout, problem=problem)))
     found = compare(*logs)
     lines = [line.split() for line in found.to_text().splitlines()]
+    assert f"people judged {found.num_both} of them, {found.num_both} as the scorer had" in found.to_text()
     assert ["same", "0", "1", "1"] in lines and ["form", "1", "1", "0"] in lines
     assert {moved.answer for moved in found.moved} == {"3.0"} and "answer" in found.moved[0].to_json()
     assert any(line[1:4] == ["1", "2", "3.0"] for line in lines)

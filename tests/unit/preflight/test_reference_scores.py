@@ -222,17 +222,20 @@ def test_rewards_of_several_parts_are_told_apart(tmp_path: Path, monkeypatch: py
         "def digits(completion):\n    return float(completion.isdecimal())\n\n"
         "def drawn(completion):\n    SEEN.append(1)\n    return len(SEEN) / 1000\n\n"
         "def plain(completion, answer):\n    return float(completion == answer) - len(completion) / 1000\n\n"
-        "def form(completion):\n    return -float('Answer' not in completion)\n"
+        "def form(completion):\n    return -float('Answer' not in completion)\n\n"
+        "def rank(group):\n    return [sum(a.completion > b.completion for b in group.siblings) / 2\n"
+        "            for a in group.siblings]\n"
     )
     rows = [{"prompt": "abc", "answer": "3"}] * 3 + [{"prompt": "abc", "answer": "3.0"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    names = ("same", "digits", "drawn", "plain", "form")
-    same, digits, drawn, plain, form = ({"name": f"own_part_rewards:{name}"} for name in names)
+    names = ("same", "digits", "drawn", "plain", "form", "rank")
+    same, digits, drawn, plain, form, rank = ({"name": f"own_part_rewards:{name}"} for name in names)
     long = {"name": "length_penalty", "soft": 0, "hard": 2}
     for reward, said, doubts in (
         ([same, long], "0.500 for the problem's answer (same 1, length_penalty -0.500), 0 for", []),
         ([{**same, "weight": 0.5}, long], "0 (1 expected) for the problem's answer (same 1, length", ["0 for the own"]),
         ([same, form], "0 (1 expected) for the problem's answer (same 1, form -1)", ["0 for the own answers of all 4"]),
+        ([{**rank, "group": True}], "0.500 for the problem's answer, 0 for an empty one", []),
         ([plain], "0.998 for the problem's answer, 0 for an empty one", []),
         ([same, {**digits, "weight": 0.5}], "1.375 for the problem's answer (same 1, digits 0.750; 1 for '3.0')", []),
         ([same, digits, drawn], "(same 1, digits 0.750, drawn 0.0", ["when scored twice by drawn; one that draws"]),

@@ -161,11 +161,11 @@ def test_secrets_inside_of_a_list_are_not_written_down() -> None:
 
 
 def test_formula() -> None:
-    def formula(*named: dict[str, Any]) -> str:
+    def formula(*named: str | dict[str, Any]) -> str:
         return reward_formula(reward_uses(list(named), "reward"))
 
     assert formula({"name": "math"}) == "math"
-    assert formula({"name": "math"}, {"name": "length_penalty", "weight": 0.2}) == "1 math + 0.2 length_penalty"
+    assert formula("math", {"name": "length_penalty", "weight": 0.2}) == "1 math + 0.2 length_penalty"
     guarded = formula({"name": "well_formed", "use": "gate"}, {"name": "math"}, {"name": "exact", "use": "check"})
     assert guarded == "1 math, if well_formed >= 1 (else 0), checked by exact on 5%"
     assert formula({"name": "a", "use": "minimum"}, {"name": "b", "use": "minimum"}) == "min(1 a, 1 b)"

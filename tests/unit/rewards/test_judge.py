@@ -28,6 +28,7 @@ def test_it_reads_problem_completion_and_answer(server):
     settings = {"prompt": template, "system": "Be fair.", "api_key": "sk-secret", "fenced": False}
     score = judge(server, **settings)(item("say {answer}"))
     assert (score.reward, dict(score.metrics)) == (0.75, {"score": 7.5, "cached": 0.0, "spent_requests": 1.0})
+    assert score.detail == "It is fine.\nScore: 7.5", "people see what it said"
     ((path, body),) = server.requests
     assert path == "/v1/chat/completions"
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("big", 0.0, 1024)
