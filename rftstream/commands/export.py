@@ -45,7 +45,7 @@ from rftstream.errors import ConfigError
     "--scorer",
     default="",
     metavar="VERSION",
-    help="Only of this reward, and of people: newest, or its digest's beginning.",
+    help="Only what this version of the reward scored, or people judged: newest, or the beginning of its digest.",
 )
 @click.option("--best", type=click.IntRange(1), metavar="N", help="Only the N best of each group.")
 @click.option("--margin", type=float, metavar="R", help="Least distance of the two rewards of a pair.")

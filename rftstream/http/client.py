@@ -88,6 +88,8 @@ class Call:
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
+        self.num_retried = 0
+        """Number of its tries that a busy server, or none, did not answer."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 

@@ -87,6 +87,7 @@ class ModelServer:
             try:
                 return self.ask_once(body, call)
             except RetryableError as error:
+                call.num_retried += 1
                 last = error
         raise Unreachable(
             f"{self.where}: {last}, after {self._tries} tries; is the server up?",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream.errors import ConfigError, RewardError
+from rftstream.http.client import Call
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.judge_cache import JudgeCache, cache_folder
 from rftstream.rewards.judge_forms import (
@@ -47,6 +48,8 @@ class Spent:
     """Questions that the cache answered."""
     num_asked: int = 0
     """Questions that the cache did not answer."""
+    num_retried: int = 0
+    """Tries that a busy server, or none, did not answer."""
     said: list[str] = field(default_factory=list)
     """The judge's answers, each its end."""
 
@@ -70,6 +73,7 @@ class Spent:
         self.is_counted = self.is_counted and other.is_counted
         self.num_cached += other.num_cached
         self.num_asked += other.num_asked
+        self.num_retried += other.num_retried
 
     def metrics(self, prices: tuple[float, float]) -> dict[str, float]:
         """Return the cost as metrics. Tokens are left out if the server did not count them."""
@@ -77,6 +81,8 @@ class Spent:
             "cached": self.num_cached / (self.num_cached + self.num_asked),
             "spent_requests": float(self.requests),
         }
+        if self.num_retried:
+            metrics["spent_retries"] = float(self.num_retried)
         if not self.is_counted:
             return metrics
         tokens = (self.prompt_tokens, self.completion_tokens)
@@ -176,7 +182,9 @@ class Judge:
         raise RewardError(f"{self._name}: {problem}{times}")
 
     def _said(self, messages: list[dict[str, str]], form: JudgeForm, spent: Spent) -> str:
-        answer = self._answer(messages, form)
+        call = Call()
+        answer = self._answer(messages, form, call)
+        spent.num_retried += call.num_retried
         spent.count(answer.get("usage"))
         try:
             content = answer["choices"][0]["message"]["content"]
@@ -186,19 +194,19 @@ class Judge:
             raise RewardError(f"{self._name}: the server gave no message, expected choices[0].message.content")
         return content
 
-    def _answer(self, messages: list[dict[str, str]], form: JudgeForm) -> dict[str, Any]:
+    def _answer(self, messages: list[dict[str, str]], form: JudgeForm, call: Call) -> dict[str, Any]:
         body = self._body(messages)
         if not self._takes_format or form.schema is None:
-            return self._model.ask(body)
+            return self._model.ask(body, call=call)
         schema = {"name": "judgement", "strict": True, "schema": form.schema}
         told = {"type": "json_schema", "json_schema": schema}
         if self._config.response_format == "object":
             told = {"type": "json_object"}
         try:
-            return self._model.ask({**body, "response_format": told})
+            return self._model.ask({**body, "response_format": told}, call=call)
         except ServerRefusal as refusal:
             try:
-                answer = self._model.ask(body)
+                answer = self._model.ask(body, call=call)
             except RewardError:
                 raise refusal from None
             self._takes_format = False  # the server does not know the format

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
+from rftstream.http.client import Call
 from rftstream.models.server_client import ModelServer, Refused, Unreachable
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.event_loop import caught
@@ -74,11 +75,11 @@ class AskedModel:
         whole = [self._server.where, {**self._fixed, **body, **self._extra}]
         return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
 
-    def ask(self, body: dict[str, Any], *, hint: str = "") -> dict[str, Any]:
+    def ask(self, body: dict[str, Any], *, hint: str = "", call: Call | None = None) -> dict[str, Any]:
         """Return the server's answer. RewardError if there is none. `hint`: advice at the end of the error if the
-        server refuses."""
+        server refuses. `call` counts the tries in vain."""
         try:
-            return self._server.ask({**self._fixed, **body, **self._extra})
+            return self._server.ask({**self._fixed, **body, **self._extra}, call)
         except Refused as error:
             raise ServerRefusal(f"{self._name}: {error}{hint}") from None
         except Unreachable as error:

@@ -156,6 +156,7 @@ NOT_REACHED: dict[str, str] = {
     "rewards/frames.py MAX_FRAME_BYTES": "256 MB of rollouts of one problem",
     "rewards/functions.py MAX_NUMBERS": "names are cut at every door: tests/unit/roles/test_names.py",
     "rewards/judge.py MAX_REPEATED": "cuts a text",
+    "rewards/judge.py MAX_SAID": "cuts a text",
     "rewards/math.py MAX_PLAIN_GOLD MAX_VERDICT MAX_SECOND_CHARS": "how an answer of that length is read",
     "rewards/object_count.py MAX_CHARS": "how long an answer is read",
     "rewards/process.py MAX_HELD MAX_CHUNK_BYTES": "only say how much is sent at once",

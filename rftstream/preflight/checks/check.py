@@ -94,8 +94,7 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         report.errors += [problem.found for problem in planned.problems]
         rendering = None
         doing("the model's tokenizer and template")
-        fetched = not any(error.startswith("model.init_from: ") for error in report.errors)
-        with collect("model") if fetched else suppress(RftError):
+        with suppress(RftError) if "model.init_from:" in "".join(report.errors) else collect("model"):
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
             rendering = Rendering.of(report.model)
             report.context = rendering.context

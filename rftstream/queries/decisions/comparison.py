@@ -71,9 +71,9 @@ class Comparison(Report):
     became_scorable: int
     became_unscorable: int
     num_judged: int
-    """Of these, the rollouts that people judged."""
+    """Rollouts among these that people judged."""
     judged_alike: int
-    """Those of them that people judge as the old run's scorer did."""
+    """Rollouts among those that people judged as the old run's scorer did."""
     moved: tuple[Moved, ...]
     """The rollouts whose reward changed most, the largest change first."""
 

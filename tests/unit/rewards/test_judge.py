@@ -65,6 +65,13 @@ def test_what_is_no_score(server, answer, error):
         judge(server, asks=1)(item())
 
 
+def test_tries_in_vain_are_counted(server, monkeypatch):
+    monkeypatch.setattr("rftstream.models.server_client.PAUSE_S", 0.0)
+    server.answers.append((429, {"error": "later"}))
+    reward = judge(server)
+    assert [reward(item(said)).metrics.get("spent_retries") for said in "56"] == [1.0, None]
+
+
 def test_many_are_judged_at_once_and_each_alone(server):
     server.answers.append((200, says("?")))
     outcomes = judge(server, max_concurrent=1, asks=1).score_all([item(), item()])
