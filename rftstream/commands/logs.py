@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import command, json_option, layers_argument, run_here_argument
+from rftstream.commands.options import command, json_option, layers_argument, run_here_argument, say
 from rftstream.errors import ConfigError
 
 MOST_TOLD = 1000
@@ -46,6 +46,7 @@ def logs(
     """
     from rftstream.config.parts import registry
     from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, find_logs, in_order, told_once
+    from rftstream.queries.formatting import plural
     from rftstream.runs.folder import find_run
 
     folder = find_logs(run, layers) or find_run(run, layers)[0].logs
@@ -64,8 +65,10 @@ def logs(
             json.dumps({"time": event.moment, "level": event.level, "text": event.text}) if as_json else event.text
         )
 
-    for event in deque(new_events(None if troubles else last), maxlen=last):
+    for event in (newest := deque(new_events(None if troubles else last), maxlen=last)):
         show(event)
+    if troubles and opened and not newest:
+        say(f"no warning or error in {plural(len(opened), 'log')}")
     if not opened:
         found = sorted({path.stem.partition("-")[0] for path in folder.glob("*.log")} - {"zygote"})
         asked = f" of {', '.join(roles)} ({registry.suggest(roles[0], found)})" if roles and found else ""

@@ -79,6 +79,8 @@ def test_the_command_shows_roles_and_troubles(tmp_path: Path) -> None:
     assert said() == ["fine", "odd", "fed"]
     assert said("--role", "feeder") == ["fed"]
     assert said("--troubles") == ["odd"]
+    none = CliRunner().invoke(cli, ["logs", str(tmp_path), "--troubles", "--role", "feeder"])
+    assert (none.stdout, none.stderr) == ("", "no warning or error in 1 log\n")
     assert said("--last", "1") == ["fed"]
     told = line(3, "trainer-0: odd", "WARNING") + line(4, "trainer-0: died 5 times in a row", "ERROR")
     (tmp_path / "logs" / "run.log").write_text(told.replace(" trainer-0 ", " run "))
