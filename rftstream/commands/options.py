@@ -84,6 +84,9 @@ class RunCommand(click.Command):
             if "unexpected extra argument" in error.message and ".toml" in error.message:
                 told = f"{error.message.rstrip('.')}; several files of a run are one RUN: first.toml,second.toml"
                 raise click.UsageError(told, ctx) from None
+            if "unexpected extra argument" in error.message and any("--to" in one.opts for one in self.params):
+                told = f"{error.message.rstrip('.')}; a folder to write to is --to FOLDER"
+                raise click.UsageError(told, ctx) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -382,4 +382,6 @@ def _judged_check(end: JobEnd, limits: Limits) -> ProgramResult:
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
     if end.verdict is not None and end.verdict[:1] == b"F":
         return _failed(base, "wrong", end.verdict[1:].decode("utf-8", "replace").strip())
+    if end.verdict is not None and end.verdict[:1] == b"E":
+        return _failed(base, "crash", end.verdict[1:].decode("utf-8", "replace").strip())
     return _failed(base, "crash", f"the test did not end: {base.stderr.strip()[-MAX_DETAIL // 2 :]}")

@@ -263,7 +263,7 @@ def _check(job: dict[str, Any]) -> int:
         if callable(globals_.get("check")):
             globals_["check"](candidate)
     except CandidateGone as error:
-        body = b"F" + f"the program has ended before its test: {error}".encode()
+        body = b"E" + f"the program has ended before its test: {error}".encode()
     except BaseException as error:
         own = not candidate.was_called or (isinstance(error, NameError | ImportError) and not _came_through(error))
         body = b"B" + _last_lines(error) if own else b"F" + _failure(error, job["test"], candidate)

@@ -129,6 +129,7 @@ def test_verify(run: Path) -> None:
 
 
 def test_export(run: Path, tmp_path: Path) -> None:
+    assert "is --to FOLDER" in commands.call("weights", "export", run, tmp_path / "mine").stderr
     done = commands.call("weights", "export", run)
     assert (done.exit_code, done.stdout) == (0, f"version 6 is in {run / 'exports' / 'v6'}\n")
     folder = run / "exports" / "v6"

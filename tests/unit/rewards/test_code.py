@@ -327,7 +327,7 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
         replace(problems[0], info=test, answer=text) for text in ("2", "def f(x): return 2", "def f(x): 0\n1/0")
     ]
     (found_in_answers,) = check_columns("t", reward, SimpleNamespace(problem=problems.__getitem__), 3)  # type: ignore[arg-type]
-    assert "in 1 of 2 problems tried; the first is problem 2: reward 0" in found_in_answers
+    assert "in 1 of 2 problems tried; the first is problem 2: reward 0 (failed_crash)" in found_in_answers
     assert "ended before its test: ZeroDivisionError: division by zero" in found_in_answers
 
 
