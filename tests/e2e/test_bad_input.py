@@ -263,7 +263,9 @@ def test_a_resume_with_other_data_is_refused_with_the_difference(place: Workplac
     model = make_model(place)
     refused(resume(f"model.path={model}"), "another model: model.path 'fake' -> ", str(model))
     place.write_lines("sums.jsonl", SUMS[1:])
-    refused(resume(), "taskset.sums: same settings, other data", "rescore RUN --new-answers --into", "model.init_from")
+    refused(
+        resume(), "taskset.sums: same settings, other data", "rescore runs/tiny --new-answers --into", "model.init_from"
+    )
     place.write_lines("more.jsonl", SUMS[1:])
     moved = resume("tasksets.sums.source=jsonl:more.jsonl")
     refused(moved, "taskset.sums: other data in 'jsonl:", "more.jsonl' than in 'jsonl:", "sums.jsonl'; take")
