@@ -51,8 +51,10 @@ class UpdateStop:
         self.check()
 
     def watch(self, model: Any) -> None:
-        """Check before each forward pass of a model of torch."""
-        modules = [getattr(model, "base_model", model).get_input_embeddings()]
+        """Check before each forward pass of a model of torch, which begins with its embeddings."""
+        from torch.nn import Embedding, Module
+
+        modules: list[Module] = [module for module in model.modules() if isinstance(module, Embedding)]
         if self._closely:
             from transformers.modeling_layers import GradientCheckpointingLayer
 
