@@ -412,6 +412,11 @@ def right(completions, answer, **kwargs):
 def cut(text):
     return text.split("####")[-1].strip()
 
+def ended(text):
+    if "####" not in text:
+        return None
+    return text.split("####")[1].strip()
+
 def made(row, sign="!"):
     BODY
 
@@ -441,6 +446,11 @@ USER = 'return {"prompt": [{"role": "user", "content": CONTENT}], "answer": row[
         (USER.replace("CONTENT", "row['q']"), ".select(range(9)).shuffle(seed=3)", {"options": {"size": 9}}),
         ("if len(row['q']) > 3:\n        row['q'] = 'long'\n    " + USER.replace("CONTENT", "row['q']"), "", None),
         ("changed(row)\n    " + USER.replace("CONTENT", "row['q']"), "", None),
+        ("row.update(q='long')\n    " + USER.replace("CONTENT", "row['q']"), "", None),
+        (USER.replace("CONTENT", "row['q']").replace("row[\"a\"]", "row['a'].split('####')[0].strip()"), "", None),
+        (USER.replace("CONTENT", "row['q']").replace("row[\"a\"]", "row['a'].split(' ')[1]"), "", None),
+        (USER.replace("CONTENT", "row['q']").replace("row[\"a\"]", "ended(row['a'])"), "",
+         {"options": {"answer_after": "####"}}),
         ("row['q'] += sign\n    " + USER.replace("CONTENT", "row['q']"), "", {"options": {"template": "{q}!"}}),
         ("said = []\n    said.append(dict(role='user', content=row['q']))\n    "
          "return dict(prompt=said, answer=cut(row['a']))", "",

@@ -27,8 +27,7 @@ Function = ast.FunctionDef | ast.Lambda
 PLACE = re.compile(r"\{[\w.]+\}")
 """A column in a template of ours."""
 MARKER = "####"
-CHANGES = re.compile(r"\.(replace|translate|lower|upper)\(|\b(sub|int|float)\(")
-"""Calls in a script that change an answer beside cutting it out."""
+"""The marker that a text has once at most, so that what follows the first one follows the last one."""
 UNKNOWN_COLUMNS = ""
 """The name under which a row notes a function that could not be followed, after which each column may be another."""
 SKIPPED = (*DEFINITIONS, ast.Import, ast.ImportFrom, ast.Pass, ast.Assert, ast.Global)
@@ -85,11 +84,6 @@ class Unproven:
     """A value that only running the function shows."""
 
     text: str
-    columns: tuple[str, ...] = ()
-    """Those that it is made of."""
-    is_after_marker: bool = False
-    is_changed: bool = False
-    """Whether an answer is changed beside being cut out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +123,8 @@ class _Frame:
 
     def __init__(self, reader: Values, function: Function, scope: Scope, names: dict[str, Value]) -> None:
         self._reader, self._function, self._names = reader, function, names
+        self._guard: Cut | None = None
+        """The end of a column to be returned: where the column lacks the marker, nothing is."""
         self._scope = scope.inside(function) if isinstance(function, ast.FunctionDef) else Scope(scope)
         values = ((name, one.value) for name, one in names.items() if isinstance(one, FixedValue))
         self._scope.bound[:0] = [Binding(name, ast.Constant(value), function, scope) for name, value in values]
@@ -144,8 +140,13 @@ class _Frame:
     def _run(self, body: Sequence[ast.stmt]) -> Value | None:
         for node in body:
             if isinstance(node, ast.Return):
-                return self.value(node.value or ast.Constant(None))
-            if isinstance(node, ast.If):
+                made = self.value(node.value or ast.Constant(None))
+                if self._guard is not None and made != self._guard:
+                    raise UnreadableExpression(node)
+                return made
+            if (guard := _guarded(node)) is not None and isinstance(column := self.value(guard[1]), Column):
+                self._guard = Cut(column.path, guard[0], is_end=True)  # a run refuses rows without the marker
+            elif isinstance(node, ast.If):
                 if (found := self._branch(node)) is not None:
                     return found
             elif isinstance(node, (ast.For, ast.While, ast.With, ast.Try)):
@@ -191,9 +192,9 @@ class _Frame:
             return
         name, method = _owner(node), last_name(node.func)
         held, given = self._names.get(name), [self.value(one) for one in node.args]
-        if isinstance(held, Listed) and method == "append" and isinstance(given[0], SaidMessage):
+        if isinstance(held, Listed) and method == "append" and given and isinstance(given[0], SaidMessage):
             self._change(held, Listed((*held.elements, given[0])))
-        elif isinstance(held, Row) and method == "update" and isinstance(given[0], Row):
+        elif isinstance(held, Row) and method == "update" and given and isinstance(given[0], Row):
             self._change(held, held.merged(given[0].columns))
         elif method != "print":
             self._forget(node, _line(node))
@@ -233,24 +234,7 @@ class _Frame:
         try:
             return self._proven(node)
         except UNKNOWN:
-            return self._unproven(node)
-
-    def _unproven(self, node: ast.expr) -> Unproven:
-        columns: dict[str, None] = {}
-        for one in ast.walk(node):
-            found = self._names.get(one.id) if isinstance(one, ast.Name) else None
-            if isinstance(one, ast.Subscript):
-                try:
-                    found = self._proven(one)
-                except UNKNOWN:
-                    continue
-            if isinstance(found, (Column, Unproven)):
-                columns |= dict.fromkeys([found.path] if isinstance(found, Column) else found.columns)
-        text = ast.unparse(node)
-        called = [last_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
-        whole = text + "".join(ast.unparse(one.value) for one in self._reader.scope.bound if one.name in called)
-        fields = [one for one in columns if not any(other.startswith(f"{one}.") for other in columns)]
-        return Unproven(text, tuple(fields), MARKER in whole, CHANGES.search(whole) is not None)
+            return Unproven(ast.unparse(node))
 
     def _proven(self, node: ast.expr) -> Value:
         match node:
@@ -301,7 +285,7 @@ class _Frame:
                 return Column(f"{of.path}.{key.value}")
             if isinstance(of, FixedValue):
                 return FixedValue(of.value[key.value])
-            if isinstance(of, Cut) and key.value in (1, -1):
+            if isinstance(of, Cut) and (key.value == -1 or (key.value == 1 and of.marker == MARKER)):
                 return Cut(of.column, of.marker, is_end=True)
         raise UnreadableExpression(node)
 
@@ -403,6 +387,18 @@ def _owner(call: ast.Call) -> str:
     """Return the name whose method is called, or nothing."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return owner.id if isinstance(owner, ast.Name) else ""
+
+
+def _guarded(node: ast.stmt) -> tuple[str, ast.expr] | None:
+    """Return marker and text of `if "####" not in text: return None`, or None for any other statement."""
+    match node:
+        case ast.If(
+            test=ast.Compare(left=ast.Constant(value=str(marker)), ops=[ast.NotIn()], comparators=[text]),
+            body=[ast.Return(value=None | ast.Constant(value=None))],
+            orelse=[],
+        ):
+            return marker, text
+    return None
 
 
 def _format(text: str, given: Mapping[str, Value], node: ast.expr) -> list[Value]:

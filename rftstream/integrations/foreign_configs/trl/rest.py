@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rftstream.integrations.foreign_configs.reading import tables_of
 from rftstream.integrations.foreign_configs.trl.rows import UNCHANGED
-from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, UNKNOWN, UnreadableExpression, last_name
+from rftstream.integrations.foreign_configs.trl.scopes import (
+    DEFINITIONS,
+    UNKNOWN,
+    UnreadableExpression,
+    last_name,
+    root_name,
+)
 
 HARMLESS = {name: frozenset(words.split()) for name, words in tables_of("trl")["harmless"].items()}
 """Functions and methods, settings, and arguments of a loaded model that leave the training as it is."""
@@ -117,7 +123,7 @@ def _touched(statements: Sequence[ast.stmt], wanted: set[str], trainer: ast.Call
     touched = set(wanted) | {name for name, value in pairs if any(one is trainer for one in ast.walk(value))}
     while True:
         new = {used for name, value in pairs if name in touched for used in _names_in(value) if used in bound}
-        new |= {name for name, value in pairs if _root(value) in touched and not _is_result(value)}
+        new |= {name for name, value in pairs if root_name(value) in touched and not _is_result(value)}
         if new <= touched:
             return touched
         touched |= new
@@ -150,7 +156,7 @@ def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> b
         parts = [one for target in targets for one in _parts(target) if isinstance(one, (ast.Attribute, ast.Subscript))]
         parts = [one for one in parts if not _is_own(one)]
         return any(
-            (_root(one) in touched or _is_patched(one))
+            (root_name(one) in touched or _is_patched(one))
             and (not isinstance(one, ast.Attribute) or one.attr not in HARMLESS["set"])
             for one in parts
         )
@@ -161,7 +167,7 @@ def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> b
     if name in HARMLESS["calls"] or (_is_own(call.func) and name in functions):  # whose body is looked at
         return False
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return _root(owner) in touched or any(_root(one) in touched for one in given)
+    return root_name(owner) in touched or any(root_name(one) in touched for one in given)
 
 
 def _is_own(node: ast.expr) -> bool:
@@ -171,7 +177,7 @@ def _is_own(node: ast.expr) -> bool:
 
 def _is_patched(node: ast.expr) -> bool:
     """Return whether a part of a library is replaced, such as GRPOTrainer.compute_loss."""
-    root = _root(node)
+    root = root_name(node)
     return root in PATCHED or root.endswith("Trainer")
 
 
@@ -188,7 +194,7 @@ def _parameters(function: ast.FunctionDef, call: ast.Call, touched: set[str]) ->
     names = [one.arg for one in function.args.args if one.arg != "self"]
     given = [*zip(names, call.args, strict=False), *((one.arg or "", one.value) for one in call.keywords)]
     own = {"self"} if isinstance(call.func, ast.Attribute) else set()
-    return own | {name for name, value in given if _root(value) in touched}
+    return own | {name for name, value in given if root_name(value) in touched}
 
 
 def _walked(node: ast.AST) -> Iterator[ast.AST]:
@@ -201,13 +207,6 @@ def _walked(node: ast.AST) -> Iterator[ast.AST]:
 
 def _names_in(node: ast.AST) -> set[str]:
     return {one.id for one in _walked(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-
-
-def _root(node: ast.AST | None) -> str:
-    """Return the name at the beginning of `name.part["other"]`, or nothing."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _parts(target: ast.expr) -> list[ast.expr]:

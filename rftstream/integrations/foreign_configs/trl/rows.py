@@ -11,7 +11,6 @@ from typing import Any
 
 from rftstream.integrations.foreign_configs.trl.beside import Values
 from rftstream.integrations.foreign_configs.trl.maps import (
-    MARKER,
     PLACE,
     UNKNOWN_COLUMNS,
     Column,
@@ -177,11 +176,6 @@ def _column(name: str, value: Value, columns: dict[str, str]) -> Settings:
             return {"dataset.answer_after": value.marker}
         case Listed():
             return _chat(name, value, columns)
-        case Unproven() if value.columns:
-            columns[name] = value.columns[0] if name == "prompt" or len(value.columns) == 1 else name
-            if value.is_after_marker and name != "prompt":
-                rest = {f"dataset.map: {name}": value.text} if value.is_changed else {}
-                return {"dataset.answer_after": MARKER, **rest}
     if name != "prompt":
         columns.setdefault(name, name)  # that of the rows that the user writes
     return {f"dataset.map: {name}": _said(value)}

@@ -79,13 +79,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     conversion = Conversion("TRL", settings, defaults, TABLES["decided"], [*known, *script.own])
     conversion.algorithm = ALGORITHMS[kind]
     processes = (launched.processes if launched is not None else None) or count or gpus
-    machines = settings.get("launcher.num_machines")
-    if is_counted and gpus and isinstance(machines, int) and machines > 1:
-        conversion.ask(
-            f"{gpus} processes on {machines} machines: the run file places all roles on one, of {gpus // machines} "
-            "GPUs; deploy/README.md says how roles are on several"
-        )
-        gpus //= machines
+    gpus = _of_one_machine(conversion, settings, gpus) if is_counted and gpus else gpus
     rules = _TrlRules(conversion, kind, gpus, script, path, processes or 1)
     if unread and not processes:
         conversion.ask(f"{unread} {MORE_PROCESSES}")
@@ -101,6 +95,18 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         values = ", ".join(f"{name} = {value}" for name, value in script.environment.items())
         conversion.ask(f"the script's defaults of environment variables were taken: {values}")
     return conversion.finish()
+
+
+def _of_one_machine(conversion: Conversion, settings: Mapping[str, Any], gpus: int) -> int:
+    """Return the GPUs of one machine, on which a run file places all roles."""
+    machines = settings.get("launcher.num_machines")
+    if not isinstance(machines, int) or machines <= 1:
+        return gpus
+    conversion.ask(
+        f"{gpus} processes on {machines} machines: the run file places all roles on one, of {gpus // machines} "
+        "GPUs; deploy/README.md says how roles are on several"
+    )
+    return gpus // machines
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:

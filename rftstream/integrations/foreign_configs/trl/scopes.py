@@ -208,6 +208,13 @@ def named(node: ast.AST, scope: Scope) -> ast.AST | None:
     return found
 
 
+def root_name(node: ast.AST | None) -> str:
+    """Return the name at the beginning of `name.part["other"]`, or nothing."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 

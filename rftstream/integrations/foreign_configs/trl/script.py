@@ -110,33 +110,11 @@ class ScriptReader:
         script.makes_chats = any(
             rest.is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)
         )
-        datasets = DatasetReader(self)
         positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
-        readers = {"args": self._config, "peft_config": self.lora}
         for name, node in given.items():
             try:
-                if name in readers:
-                    script.settings |= readers[name](node, scope, script)
-                elif name in ("reward_funcs", "tools"):
-                    script.settings[name] = FunctionReader(self, script.code).read(node, scope)
-                elif name == "train_dataset":
-                    script.settings |= datasets.read(node, scope)
-                elif name == "eval_dataset" and ast.unparse(self.resolved(node, scope)[0]) == "None":
-                    continue
-                elif name == "eval_dataset":
-                    found = datasets.read(node, scope)
-                    script.settings |= {f"eval_{key}": value for key, value in found.items()}
-                elif name in ("processing_class", "tokenizer", "ref_model") and self._is_models_own(node, given, scope):
-                    continue
-                elif name in ("environment_factory", "rollout_func", "callbacks"):
-                    script.settings[name] = ast.unparse(node)
-                elif name in ("model", "ref_model"):
-                    if name == "model":
-                        script.settings |= loaded.loaded_as(self, node, scope, script)
-                    script.settings["model_name_or_path" if name == "model" else name] = self._model(node, scope)
-                else:
-                    script.settings[name] = self.value(node, scope)
+                self._argument(script, name, node, given, scope)
             except UNKNOWN as error:
                 script.unreadable[name] = str(error)
         for bound in scope.bound + self.scope.bound:
@@ -169,10 +147,33 @@ class ScriptReader:
         read = self.read_statements | rest.passed_over(bodies, lambda one: self.holds(one, scope))
         left = rest.unread_statements(bodies, call, functions, read)
         script.unread_statements = [rest.to_do_about(one) for one in [*own, *left]]
-        more = (one for one in every if isinstance(one, ast.Call) and one is not call and self._is_trainer(one))
+        calls = (one for one in every if isinstance(one, ast.Call) and one is not call)
+        more = [one for one in calls if self._kind(last_name(one.func)) is not None]
         script.configs = self._configs.read
         script.unread_statements += [f"{UnreadableExpression(one)}: {ANOTHER_TRAINER}" for one in more]
         return script
+
+    def _argument(self, script: Script, name: str, node: ast.expr, given: Mapping[str, ast.expr], scope: Scope) -> None:
+        """Take one argument of the trainer. An error in UNKNOWN if its value is not known."""
+        readers = {"args": self._config, "peft_config": self.lora}
+        if name in readers:
+            script.settings |= readers[name](node, scope, script)
+        elif name in ("reward_funcs", "tools") and script.code is not None:
+            script.settings[name] = FunctionReader(self, script.code).read(node, scope)
+        elif name == "train_dataset":
+            script.settings |= DatasetReader(self).read(node, scope)
+        elif name == "eval_dataset" and ast.unparse(self.resolved(node, scope)[0]) != "None":
+            found = DatasetReader(self).read(node, scope)
+            script.settings |= {f"eval_{key}": value for key, value in found.items()}
+        elif name in ("environment_factory", "rollout_func", "callbacks"):
+            script.settings[name] = ast.unparse(node)
+        elif name == "model":
+            script.settings |= loaded.loaded_as(self, node, scope, script)
+            script.settings["model_name_or_path"] = self._model(node, scope)
+        elif name in ("processing_class", "tokenizer", "ref_model") and self._is_models_own(node, given, scope):
+            return
+        elif name != "eval_dataset":
+            script.settings[name] = (self._model if name == "ref_model" else self.value)(node, scope)
 
     def _is_models_own(self, node: ast.AST, given: Mapping[str, ast.expr], scope: Scope) -> bool:
         """Return whether a tokenizer, a processor or the reference is loaded from the model that is trained."""
@@ -193,9 +194,6 @@ class ScriptReader:
             near = rest.ELSEWHERE[other.removesuffix("Trainer")]
             raise ConfigError(f"{self._path}: {other} has no counterpart here: {near}; what is converted is {known}")
         raise ConfigError(f"{self._path}: no trainer in it that has a counterpart here; expected one of {known}")
-
-    def _is_trainer(self, call: ast.Call) -> bool:
-        return self._kind(last_name(call.func)) is not None
 
     def _kind(self, name: str) -> str | None:
         """Return the kind of trainer of a class: TRL's, or one that the script derives from it."""

@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 
 from rftstream.integrations.foreign_configs.trl.modules import RUNS, names_in, spaced
-from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name
+from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name, root_name
 
 RANDOM = frozenset(("random", "np", "numpy", "rng"))
 """Names whose draws depend on those before."""
@@ -72,16 +72,10 @@ def _changed_by(node: ast.stmt) -> set[str]:
     changed = set()
     for one in ast.walk(node):
         if isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(one.ctx, ast.Store):
-            changed.add(_root(one))
+            changed.add(root_name(one))
         elif isinstance(one, ast.Expr) and isinstance(call := one.value, ast.Call):
-            changed |= {_root(call.func)} | {_root(given) for given in call.args}
+            changed |= {root_name(call.func)} | {root_name(given) for given in call.args}
     return changed - {"", "print"}
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _text(node: ast.stmt, lines: Sequence[str]) -> str:

@@ -86,14 +86,14 @@ class DatasetRules:
             )
             self.asked.add(whole)
         source, split, limits = self._place(prefix, name)
-        scheme, _, file = str(source).partition(":")
+        scheme, _, location = str(source).partition(":")
         of_hub = {
             "subset": c.get(f"{prefix}dataset_config"),
             "split": split,
             "revision": c.get(f"{prefix}load_dataset.revision"),
         }
         of_hub = of_hub if scheme == "hf" else {}
-        there = count_rows(self._path.parent / file) if scheme == "jsonl" else None
+        there = count_rows(self._path.parent / location) if scheme == "jsonl" else None
         rows = None if there is None else max(there - limits.get("skip", 0), 0)
         rows = min([one for one in (rows, limits.get("size")) if one is not None], default=None)
         limits, rows, said = self._divided(prefix, limits, rows)
@@ -114,17 +114,8 @@ class DatasetRules:
         given: dict[str, str] = c.get(f"{prefix}dataset.columns") or {}
         if not self._samples and {"completion", "chosen"} & set(given):  # the prompt's message is a text here
             given = {"prompt" if name == "messages" else name: column for name, column in given.items()}
-        columns, is_text = self._columns(given), bool(template and "messages" not in given)
-        is_renamed = "prompt" in columns
-        of_file = not is_renamed and "messages" not in columns  # else a map makes them
-        if self._samples and not template and (of_file or is_renamed) and scheme == "jsonl":
-            column = columns.get("prompt", "prompt")
-            form = form_of_prompts(self._path.parent / file, column)
-            if form is list:
-                columns = {"messages": column, **{name: one for name, one in columns.items() if name != "prompt"}}
-            is_text = form is str
-        elif self._samples and not template and (is_renamed or (of_file and not self._script.makes_chats)):
-            c.ask(TEXTS)
+        file = self._path.parent / location if scheme == "jsonl" else None
+        columns, is_text = self._shown(self._columns(given), template, file)
         found = {
             "source": source,
             "options": {key: value for key, value in options.items() if value is not None},
@@ -134,6 +125,21 @@ class DatasetRules:
         }
         settings = {key: value for key, value in found.items() if value}
         return SourceOfRows(settings=settings, there=whole + said, num_rows=rows)
+
+    def _shown(self, columns: dict[str, str], template: str | None, file: Path | None) -> tuple[dict[str, str], bool]:
+        """Return the columns with that of prompts as what they are in the file, and whether they are texts, which TRL
+        shows bare. Where no file says it, the user is told."""
+        if "messages" in columns or template or not self._samples:
+            return columns, bool(template and "messages" not in columns)
+        if file is None:
+            if "prompt" in columns or not self._script.makes_chats:
+                self._c.ask(TEXTS)
+            return columns, False
+        column = columns.get("prompt", "prompt")
+        form = form_of_prompts(file, column)
+        if form is list:
+            columns = {"messages": column, **{name: one for name, one in columns.items() if name != "prompt"}}
+        return columns, form is str
 
     def _changed(self, prefix: str, changes: list[str]) -> SourceOfRows:
         """Return a placeholder for a dataset that the script changes in ways that no setting does."""
