@@ -6,6 +6,7 @@ import base64
 import gzip
 import importlib.resources
 import json
+import socket
 import zlib
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from rftstream.rewards.code_program import find_program
 from rftstream.rewards.code_tests import FunctionTests, StdioTests
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
+from rftstream.sandbox.inside import programs
 from rftstream.sandbox.languages import find_language
 from tests.configs import small_run
 from tests.suite.each import each
@@ -191,6 +193,17 @@ def test_each_part_of_a_reward_tells_its_own() -> None:
     reward = build_reward(uses, small_run(tasksets={"t": {"source": "arithmetic", "reward": uses}}))
     found = reward(item("", {"tests": PLAIN}, answer="2"))
     assert (found.reward, found.detail) == (0.0, "code: the answer has no program")
+
+
+def test_a_program_that_has_ended_before_its_call_has_still_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, reason in ((b'L[["ZeroDivisionError"], "division by zero"]', "ZeroDivisionError: division by zero"),
+                         (b"", "no answer")):  # fmt: skip
+        ours, program = socket.socketpair()
+        monkeypatch.setattr(programs, "CHANNEL", ours.fileno())
+        program.send(len(said).to_bytes(4, "little") + said)
+        program.close()
+        with ours, pytest.raises(programs.CandidateGone, match=reason):
+            programs.Candidate("f")(1)
 
 
 @pytest.mark.slow
