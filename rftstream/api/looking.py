@@ -34,6 +34,8 @@ from rftstream.queries.catalog.listing import FATES as ROLLOUT_FATES
 from rftstream.queries.catalog.listing import ORDERS as ROLLOUT_ORDERS
 from rftstream.queries.catalog.listing import RolloutFilter
 from rftstream.queries.catalog.run_index import Page, RunIndex
+from rftstream.queries.catalog.samples import ORDERS as SAMPLE_ORDERS
+from rftstream.queries.catalog.samples import EvaluationSample, find_samples, list_evaluated
 from rftstream.queries.people.feedback import VoteLine, read_feedback
 from rftstream.queries.plain import pick
 from rftstream.queries.records.group_view import read_problem
@@ -43,6 +45,7 @@ from rftstream.service.role import Log
 
 STEP = "version=name.version trainer_epoch=name.trainer_epoch batch=batch_sequence recorded_at"
 EVALUATION = "evaluation version=name.version num_tasks num_samples num_unscored evaluated_at scored_by"
+SAMPLE = "version problem sample prompt answer completion reward reason num_tokens"
 VOTE = "question=question_id rollout_id kind reward choice correction annotator"
 JUDGED = "effect=judgement.effect at=record.timestamp_s recorded"
 INTERNAL = ("siblings", "task_offset", "outcome_offset")
@@ -63,6 +66,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "problems": _columns(ProblemRow),
     "steps": _columns(STEP),
     "evaluations": _columns(EVALUATION),
+    "samples": _columns(SAMPLE),
     "versions": _columns(VersionLine),
     "feedback": _columns(f"{VOTE} {JUDGED}"),
 }
@@ -256,6 +260,37 @@ class RunTables:
                 **result.metrics,
             },
         )
+
+    def samples(
+        self, evaluation: str, *, version: int | None = None, text: str = "", order: str = "problem", **unknown: Never
+    ) -> Table[EvaluationSample]:
+        """Return the samples of an evaluation at one version; None: the newest that has some. `text`: one that the
+        prompt or the completion has; order: problem, last, worst or best."""
+        _check_filters(self.samples, unknown)
+        held = {result.evaluation for result in self._index.history().history().evaluations}
+        check_word("samples: evaluation", evaluation, {*self._index.run.config.evaluations, *held})
+        check_word("samples: order", order, SAMPLE_ORDERS)
+
+        def read(limit: int | None) -> Iterator[EvaluationSample]:
+            def page(skip: int | None, size: int) -> tuple[Sequence[EvaluationSample], int | None]:
+                with self._index.catalog(texts=True, fresh=skip is None) as opened:
+                    known = [] if opened is None else list_evaluated(opened[0], evaluation)
+                    if version is not None and version not in known:
+                        have = ", ".join(map(str, sorted(known))) or "no version"
+                        raise ConfigError(
+                            f"samples: {evaluation} has none of version {version}; it has those of {have}"
+                        )
+                    if opened is None or not known:
+                        return [], None
+                    wanted = known[0] if version is None else version
+                    found = find_samples(
+                        opened[0], evaluation, wanted, text=text, order=order, skip=skip or 0, limit=size
+                    )
+                return found, (skip or 0) + size if len(found) == size else None
+
+            return pages(page, _page_size(limit))
+
+        return _table("samples", read=read, to_row=lambda sample: pick(sample, SAMPLE))
 
     def versions(self) -> Table[VersionLine]:
         """Return the published versions in force, oldest first, each with whether its weights are still held."""

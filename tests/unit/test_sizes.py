@@ -23,7 +23,7 @@ def test_classes_are_small() -> None:
 STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
-    "api": 1_050,
+    "api": 1_100,
     "algorithms": 2_150,
     "backends": 5_100,
     "commands": 3_450,

@@ -8,26 +8,31 @@ from rftstream.queries.catalog.database import CatalogReader, Row, like
 from rftstream.queries.catalog.finding import PAGE
 
 ORDERS = {
-    "task": "s.task, s.number",
+    "problem": "s.task, s.number",
     "last": "s.task DESC, s.number DESC",
     "worst": "s.reward IS NULL, s.reward, s.task, s.number",
     "best": "s.reward DESC, s.task, s.number",
+}
+"""Orders of samples."""
+ORDERS_BESIDE = {
+    **ORDERS,
     "lost": "change IS NULL, change, s.task, s.number",
     "gained": "change IS NULL, change DESC, s.task, s.number",
 }
-"""Orders of samples. The change is the reward minus that of the version beside it."""
+"""Orders of samples that have another version beside them: the change is the reward minus the one there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSample:
     """A sample of an evaluation."""
 
-    task: int
-    number: int
-    """Number of the attempt at the task, from 0."""
+    version: int
+    problem: int
+    sample: int
+    """Number of the attempt at the problem, from 0."""
     prompt: str
     answer: str | None
-    said: str
+    completion: str
     reward: float | None
     reason: str
     """Why it has no reward, or this one, such as the first test that failed; empty if nothing says."""
@@ -35,7 +40,7 @@ class EvaluationSample:
     change: float | None = None
     """Reward minus that of the sample beside it."""
     beside: EvaluationSample | None = None
-    """The sample of the same task and number at another version."""
+    """The sample of the same problem and number at another version."""
 
 
 _COLUMNS = "s.*, q.text AS prompt, q.answer"
@@ -77,11 +82,11 @@ def find_samples(
     the completions has."""
     rows = catalog.rows(
         f"SELECT {_COLUMNS}, s.reward - b.reward AS change, b.said AS other_said, b.reward AS other_reward,"
-        f" b.reason AS other_reason, b.num_tokens AS other_num_tokens FROM {_FROM}"
+        f" b.version AS other_version, b.reason AS other_reason, b.num_tokens AS other_num_tokens FROM {_FROM}"
         " LEFT JOIN samples b ON b.evaluation = s.evaluation AND b.version = :beside AND b.task = s.task"
         " AND b.number = s.number WHERE s.evaluation = :evaluation AND s.version = :version"
         " AND (s.said LIKE :text ESCAPE '!' OR b.said LIKE :text ESCAPE '!' OR q.text LIKE :text ESCAPE '!')"
-        f" ORDER BY {ORDERS.get(order, ORDERS['task'])} LIMIT :limit OFFSET :skip",
+        f" ORDER BY {ORDERS_BESIDE.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
         {
             "evaluation": evaluation,
             "version": version,
@@ -112,11 +117,12 @@ def _sample(
 ) -> EvaluationSample:
     """Return the sample of a row. `other`: prefix of the columns of the sample beside it."""
     return EvaluationSample(
-        task=row["task"],
-        number=row["number"],
+        version=row[f"{other}version"],
+        problem=row["task"],
+        sample=row["number"],
         prompt=row["prompt"] or "",
         answer=row["answer"],
-        said=row[f"{other}said"],
+        completion=row[f"{other}said"],
         reward=row[f"{other}reward"],
         reason=row[f"{other}reason"],
         num_tokens=row[f"{other}num_tokens"],

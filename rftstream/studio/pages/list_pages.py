@@ -186,7 +186,7 @@ def evaluation(page: PageOfRun) -> Values:
     version, beside = page.number("version"), page.number("beside")
     version = version if version in known else known[0]
     beside = beside if beside in known and beside != version else None
-    order, skip, text = page.asked("order", "task"), page.number("skip") or 0, asked_text(page)
+    order, skip, text = page.asked("order", "problem"), page.number("skip") or 0, asked_text(page)
     found = find_samples(page.catalog, name, version, beside=beside, text=text, order=order, skip=skip, limit=PAGE + 1)
     changes = None if beside is None else count_changes(page.catalog, name, version, beside)
     values: dict[str, Any] = {

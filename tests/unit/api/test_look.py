@@ -186,6 +186,7 @@ TABLES: dict[str, tuple[Callable[[Run], Any], Callable[[Run], list[Any]], str]] 
     "evaluations": (Run.evaluations, lambda run: [0, 3, 6], "version"),
     "batches": (Run.batches, lambda run: list(range(run.batches().first().batch, -1, -1)), "batch"),  # type: ignore[union-attr]
     "groups": (Run.groups, lambda run: sorted({one.group_id for one in run.rollouts()}), "group_id"),
+    "samples": (lambda run: run.samples("held-out"), lambda run: [], "problem"),
     "problems": (Run.problems, lambda run: sorted({one.problem for one in run.rollouts()}), "problem"),
     "dead_letters": (Run.dead_letters, lambda run: [one.id for one in run.dead_letters()], "id"),
     "feedback": (Run.feedback, lambda run: [], "kind"),
@@ -248,6 +249,8 @@ WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
         lambda run: run.rollouts(taskset="sum"),
         "rollouts: taskset: unknown 'sum'; known: more, sums; did you",
     ),
+    "evaluation": (lambda run: run.samples("heldout"), "samples: evaluation: unknown 'heldout'; known: held-out; did"),
+    "order of samples": (lambda run: run.samples("held-out", order="lost"), "samples: order: unknown 'lost'; known: "),
     "order": (lambda run: run.problems(order="hard"), "problems: order: unknown 'hard'; known: easiest, forgotten"),
     "rows": (lambda run: run.problems().head(-1), "problems: head: got -1, expected a number of rows, 0 or more"),
     "text for a list": (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import rftstream
 from rftstream.queries.catalog import listing, samples
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import GroupFilter, find_groups, find_problems
@@ -165,7 +166,7 @@ def test_samples_of_two_versions(scene: Scene) -> None:
     for one, line, other in zip(found, files[newest], files[first], strict=True):
         assert one.beside is not None and one.change is not None
         assert (one.prompt, one.answer) == (line["prompt"][0]["content"], line["answer"])
-        assert one.said.splitlines()[-1] == line["completion"][-1]["content"].splitlines()[-1]
+        assert one.completion.splitlines()[-1] == line["completion"][-1]["content"].splitlines()[-1]
         assert (one.reward, one.beside.reward) == (line["reward"], other["reward"])
         assert one.change == pytest.approx(line["reward"] - other["reward"])
     changes = [one.change for one in samples.find_samples(
@@ -176,11 +177,21 @@ def test_samples_of_two_versions(scene: Scene) -> None:
     assert counts == tuple(map(signs.count, (1, -1, 0))) and sum(counts) == len(signs) > 0
     name = found[0].prompt.split()[0]
     some = samples.find_samples(scene.catalog, "held-out", newest, text=name, limit=1000)
-    assert {one.task for one in some} == {one.task for one in found if name in one.prompt}
+    assert {one.problem for one in some} == {one.problem for one in found if name in one.prompt}
     best, worst = samples.find_extreme_samples(scene.catalog, "held-out", newest)
     rewards = [line["reward"] for line in files[newest]]
     assert (best.reward, worst.reward) == (max(rewards), min(rewards))
     assert samples.find_samples(scene.catalog, "nothing", newest) == []
+    with rftstream.open(scene.run.folder.path) as run:
+        assert list(run.samples("held-out")) == samples.find_samples(scene.catalog, "held-out", newest, limit=1000)
+        frame = run.samples("held-out", version=first, order="best").head(3).to_pandas()
+        rewards = sorted((line["reward"] for line in files[first]), reverse=True)[:3]
+        assert frame.reward.tolist() == rewards and set(frame.version) == {first}
+        assert {one.problem for one in run.samples("held-out", text=name)} == {one.problem for one in some}
+        with pytest.raises(
+            rftstream.ConfigError, match=f"has none of version 999; it has those of {first}, .*{newest}"
+        ):
+            run.samples("held-out", version=999).first()
 
 
 def test_long_texts_lose_their_middle() -> None:
