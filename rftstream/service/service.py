@@ -194,7 +194,14 @@ class Service:
         self._failures += 1
         self._retry_at = self.clock.now() + wait
         level = logging.WARNING if self._failures > 3 else logging.INFO
-        log.log(level, "%s; trying again in %.2f s (failure %d)", error, wait, self._failures)
+        log.log(
+            level,
+            "%s; trying again in %.2f s (failure %d), and giving up after %g s of them (transport.patience_s)",
+            error,
+            wait,
+            self._failures,
+            self.context.config.transport.patience_s,
+        )
         return wait
 
     def backing_off_s(self) -> float:
