@@ -86,6 +86,7 @@ class Service:
         self._retry_at = 0.0
         self._failures = 0
         self._failing_since = 0.0
+        self._failure = ""
         metrics.begin(self.role, __version__)
         role.spec.begin_metrics()
         # Looking up a labelled metric costs more than counting, and these are counted at every tick.
@@ -151,6 +152,7 @@ class Service:
             "state": "draining" if self._draining else str(self.view.desired),
             "last_progress_at": self.last_progress_at,
             "failures_in_a_row": self._failures,
+            "failure": self._failure if self.clock.now() - self._retry_at <= CALM_S else "",
             "throttled_s": round(getattr(self.transport, "throttled_s", 0.0), 1),  # of a log that is kept by servers
         }
 
@@ -181,7 +183,7 @@ class Service:
         """Reset the failures so far, since a commit has succeeded."""
         self.last_progress_at = self.clock.stamp()
         self._progress_at.set(self.last_progress_at)
-        self._failures = 0
+        self._failures, self._failure = 0, ""
 
     def back_off(self, error: Exception) -> float:
         """Count a temporary failure, and return the seconds until the next try. Raise the failure if all tries have
@@ -191,7 +193,7 @@ class Service:
         elif self.clock.now() - self._failing_since > self.context.config.transport.patience_s:
             raise error
         wait = min(MAX_BACKOFF_S, 0.05 * 2.0**self._failures)
-        self._failures += 1
+        self._failures, self._failure = self._failures + 1, str(error)
         self._retry_at = self.clock.now() + wait
         level = logging.WARNING if self._failures > 3 else logging.INFO
         log.log(

@@ -122,9 +122,10 @@ def test_a_log_that_refuses_a_worker_which_is_at_work_is_waited_for_within_patie
     began = scene.clock.now()
     write(scene)
     work_for(PATIENCE_S - 1)
+    assert driver.service.health()["failure"]
     refusing.most = refusing.count
     work_for(CALM_S + 1)
-    assert refusing.count > 3
+    assert refusing.count > 3 and driver.service.health()["failure"] == ""
     assert driver.service.health()["failures_in_a_row"] == 0 and driver.service.last_progress_at > began
     refusing.most = float("inf")
     write(scene)

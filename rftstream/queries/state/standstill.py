@@ -56,6 +56,8 @@ class Movement:
     """Role -> its workers that answer, or whose heartbeats the log gets."""
     stuck: tuple[str, ...] = ()
     """Workers whose answer says that their loop is stuck."""
+    failing: Mapping[str, str] = field(default_factory=dict)
+    """Worker -> the temporary failure after which it tries again."""
     silent: tuple[str, ...] = ()
     """Workers here that have a port and do not answer."""
     expected: Mapping[str, int]
@@ -130,6 +132,10 @@ def _behind_s(movement: Movement, taken: int | None) -> float | None:
 
 
 def _waits_for(movement: Movement) -> Iterable[str]:
+    if movement.failing:  # what else waits then waits for that
+        text = next(iter(movement.failing.values()))
+        yield f"{', '.join(movement.failing)} {'tries' if len(movement.failing) == 1 else 'try'} again: {text}"
+        return
     named: set[str] = set()
     role: str
     for topic, role in READERS.items():
@@ -239,6 +245,7 @@ def look_at_movement(
         waiting=waiting,
         alive=alive,
         stuck=tuple(worker.process for worker, health in answering if not health.get("ok", True)),
+        failing={worker.process: str(health["failure"]) for worker, health in answering if health.get("failure")},
         silent=tuple(
             worker.process
             for worker in workers

@@ -164,6 +164,7 @@ UNUSUAL_TEXTS: dict[str, FieldText] = {
     "waits_for": lambda what: f"waits for {what}",
     "throttled_s": lambda seconds: f"{duration(seconds)} of waits for quotas of the Kafka brokers",
     "failures_in_a_row": lambda count: f"{plural(count, 'failure')} in a row",
+    "failure": str,
 }
 """Field -> text for its value. A field that is 0 is left out."""
 

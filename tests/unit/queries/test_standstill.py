@@ -176,6 +176,13 @@ def test_the_log_says_what_waits_for_the_trainer_and_which_version_sampled(log: 
     )
 
 
+def test_a_failure_that_is_tried_again_is_what_all_wait_for(log: Log) -> None:
+    failing = [worker(role, failure="the disk is full") for role in ("explorer", "buffer")]
+    for workers, says in ((failing, "explorer-0, buffer-0 try again"), (failing[:1], "explorer-0 tries again")):
+        found = find_standstill(look(log, worker("feeder", failure=""), *workers, now=1000.0))
+        assert found is not None and found.to_text() == f"nothing has moved for 15 min: {says}: the disk is full"
+
+
 def test_workers_of_other_hosts_count_and_those_asked_here_count_once(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

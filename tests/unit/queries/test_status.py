@@ -392,9 +392,10 @@ def test_what_a_worker_is_at_is_told_in_words() -> None:
     said = "version 1,200, 40 records in hand, samples 1 rollout, 0 rollouts waiting"
     assert health_sentence(explorer, 100.0) == said
     assert health_sentence({**explorer, "last_progress_at": 100.0}, 400.0) == f"{said}, nothing done for 5 min"
-    failing = {**explorer, "state": "draining", "failures_in_a_row": 2, "paused": 3, "own_field": 7}
+    failing = {**explorer, "state": "draining", "failures_in_a_row": 2, "failure": "no room", "paused": 3,
+               "own_field": 7}  # fmt: skip
     assert health_sentence(failing, 100.0) == (
-        f"draining, {said}, 3 rollouts set aside, 2 failures in a row, own field 7"
+        f"draining, {said}, 3 rollouts set aside, 2 failures in a row, no room, own field 7"
     )
     stuck = health_sentence({**explorer, "ok": False, "silent_s": 200.0}, 100.0)
     assert stuck == f"STUCK: its loop has not come round for 3 min; {said}"
