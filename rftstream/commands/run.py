@@ -128,7 +128,7 @@ def resume(run: Path, layers: tuple[Path, ...], sets: tuple[str, ...], as_json: 
     type=click.FloatRange(min=0),
     default=120.0,
     show_default=True,
-    help="How long to wait for the run to exist.",
+    help="How long to wait for the run to exist, or for a trainer with the rewards of FILES.",
 )
 @click.option("--parent", type=int, hidden=True, help="The process that started this one: its end is ours.")
 def worker(

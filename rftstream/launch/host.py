@@ -278,14 +278,24 @@ class Worker:
         check_worker(manifest, config, used)
 
     def _check_files(self, transport: Transport) -> None:
-        """Raise ConfigError if the run would end, or be scored otherwise, by the files of a host without its folder."""
-        from rftstream.runs.making.elsewhere import check_files
+        """Wait until the run is scored as the files of a host without its folder say. ConfigError if it is not, or if
+        the run would end by them."""
+        from rftstream.runs.making.elsewhere import FilesHere
 
-        if not self.folder.exists():
-            check = partial(check_files, self.role, transport, self.config, self.folder.run_id)
-            (lines,) = self._until(lambda: (check(),), "the log")
-            for line in lines:
-                log.warning("works by the run files of this host, which differ from the run's settings: %s", line)
+        if self.folder.exists():
+            return
+        files = FilesHere(self.role, transport, self.config, self.folder.run_id, log.warning)
+
+        def ready() -> tuple[list[str]] | None:
+            return None if (lines := files.differences()) is None else (lines,)
+
+        try:
+            (lines,) = self._until(ready, "a trainer with the rewards of these run files")
+        except TransportError:
+            files.refuse()
+            raise
+        for line in lines:
+            log.warning("works by the run files of this host, which differ from the run's settings: %s", line)
 
     def _loop(self, service: Service) -> None:
         deadline: float | None = None

@@ -10,6 +10,7 @@ import fcntl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rftstream.config import log_users
@@ -21,7 +22,7 @@ from rftstream.launch.supervisor import Supervisor, default_spawner, worker_comm
 from rftstream.launch.targets import Targets
 from rftstream.preflight.plan import placed_here
 from rftstream.runs.folder import RunFolder, open_transport
-from rftstream.runs.making.elsewhere import TrainersElsewhere
+from rftstream.runs.making.elsewhere import AWAITED, TrainersElsewhere, scores_otherwise, settings_on_log
 from rftstream.runs.observer import Observer
 
 LOOK_EVERY_S = 0.1
@@ -47,7 +48,13 @@ def run_workers(
         with closing(open_transport(config, folder, user=log_users.READER)) as transport:
             observer = wait_until(lambda: Observer(transport), "the log", wait_s=wait_s, stop=stop, say=say)
             with closing(observer):
-                return _supervise(config, folder, files, wanted, name, observer, stop, say)
+                if not folder.exists():
+                    (settings, _) = wait_until(
+                        lambda: settings_on_log(transport), "the log", wait_s=wait_s, stop=stop, say=say
+                    )
+                    for line in {scores_otherwise(role, settings, config, folder.run_id) for role in wanted} - {""}:
+                        say(f"{line}; {AWAITED}")
+                return _supervise(config, folder, files, wanted, name, observer, stop, say, wait_s)
     except StoppedError:
         return 0
     finally:
@@ -64,12 +71,16 @@ def _supervise(
     observer: Observer,
     stop: Stop,
     say: Callable[[str], None],
+    wait_s: float,
 ) -> int:
     def report(text: str) -> None:
         say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     folder.logs.mkdir(parents=True, exist_ok=True)  # the run may have been made on another host
-    commands = worker_commands(placed_here(config, wanted), folder, counts=wanted, host=name, files=files)
+    commands = [
+        (role, replace(command, arguments=(*command.arguments, "--wait-s", f"{wait_s:g}")))
+        for role, command in worker_commands(placed_here(config, wanted), folder, counts=wanted, host=name, files=files)
+    ]
     locks = hold_names(folder.logs, [command.process for _, command in commands])
     supervisor = Supervisor(
         default_spawner(folder.logs, report), report=report, deadline_s=DEADLINE_S,

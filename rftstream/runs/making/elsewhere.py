@@ -5,13 +5,14 @@ Where these say otherwise, a run of 3,000 steps would end at once on a host whos
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from rftstream.config.loader import from_toml, replace, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError
@@ -26,6 +27,10 @@ _REACHED_BY = re.compile(
     r"(url|api_key|timeout_s|tries|max_concurrent|cache_mib|cache_folder|price_\w+|sandbox_url|auth_token|wait_s|isolation)"
 )
 """Settings of rewards that say how a host reaches a service, and not what scores."""
+AWAITED = (
+    "what scores here waits until a trainer has begun with that: change the run where it was made, by `rftstream "
+    "resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the files"
+)
 _OF_A_HOST = ("run.name", "run.folder", "run.resume", "trainer.device", "trainer.colocate", "trainer.threads")
 
 
@@ -99,26 +104,51 @@ def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]
     return _differences(text, config)
 
 
-def check_files(role: str, transport: Transport, config: RunConfig, run_id: str) -> list[str]:
-    """Return what the run files of a worker say otherwise than the run's log, where its role goes by them. ConfigError
-    if the run would end by them, or be scored otherwise."""
-    if role in (RoleName.feeder, RoleName.trainer):
-        return check_end(transport, config, run_id)
-    if role in (RoleName.verifier, RoleName.evaluator):
-        check_rewards(transport, config, run_id)
-    return []
+def scores_otherwise(role: str, settings: str, config: RunConfig, run_id: str) -> str:
+    """Return how a worker of a role would score otherwise than the settings of its run's newest trainer say; "" if it
+    would not: its share of the rollouts would have other rewards."""
+    if role not in (RoleName.verifier, RoleName.evaluator):
+        return ""
+    lines = [line for line in _differences(settings, config) if _is_of_a_reward(line)]
+    return f"{run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}" if lines else ""
 
 
-def check_rewards(transport: Transport, config: RunConfig, run_id: str) -> None:
-    """Check that a worker that scores has the rewards of its run. ConfigError, with the differences, if not: its share
-    of the rollouts would be scored by another reward."""
-    lines = [line for line in _differences(settings_on_log(transport)[0], config) if _is_of_a_reward(line)]
-    if lines:
-        raise ConfigError(
-            f"{run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}; mend the files, "
-            "or change the run where it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`, and start this "
-            "worker once its trainer has begun with that"
-        )
+class FilesHere:
+    """The run files of a worker whose host does not see the run folder, compared with the run's log. `say`: gets the
+    line that says what is waited for."""
+
+    def __init__(
+        self, role: str, transport: Transport, config: RunConfig, run_id: str, say: Callable[[str], None]
+    ) -> None:
+        self._role = role
+        self._transport = transport
+        self._config = config
+        self._run_id = run_id
+        self._say = say
+        self._otherwise = ""
+        self._looked_at: Mapping[TopicPartition, int] | None = None
+
+    def differences(self) -> list[str] | None:
+        """Return what the files say otherwise than the log, where the role goes by them; None while no trainer has
+        begun with the rewards that they name. ConfigError if the run would end by them."""
+        if self._role in (RoleName.feeder, RoleName.trainer):
+            return check_end(self._transport, self._config, self._run_id)
+        ends = self._transport.admin.end_offsets("steps")
+        if ends == self._looked_at:
+            return None
+        settings, self._looked_at = settings_on_log(self._transport)[0], ends
+        said, self._otherwise = self._otherwise, scores_otherwise(self._role, settings, self._config, self._run_id)
+        if self._otherwise and self._otherwise != said:
+            self._say(f"{self._otherwise}; {AWAITED}")
+        return None if self._otherwise else []
+
+    def refuse(self) -> None:
+        """ConfigError, with the differences, if no trainer has begun with the rewards that the files name."""
+        if self._otherwise:
+            raise ConfigError(
+                f"{self._otherwise}; mend the files, or change the run where it was made, by `rftstream resume FILES "
+                "--set SECTION.KEY=VALUE`, and start this worker again"
+            )
 
 
 class TrainersElsewhere:

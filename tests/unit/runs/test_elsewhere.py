@@ -21,7 +21,7 @@ from rftstream.queries.state import elsewhere
 from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work, reached_here_alone
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
-from rftstream.runs.making.elsewhere import TrainersElsewhere, check_end, check_files, check_resumed, steps_of
+from rftstream.runs.making.elsewhere import FilesHere, TrainersElsewhere, check_end, check_resumed, steps_of
 from rftstream.runs.manifest import make_manifest
 from tests.unit.synthetic import SyntheticLog
 
@@ -70,25 +70,37 @@ def test_what_the_newest_trainer_works_by_counts(run: OpenRun, tmp_path: Path) -
     assert passed_over == 3, "a glance at a long run does not see the start of its newest trainer"
 
 
-def test_a_worker_that_scores_by_another_reward_than_the_run_is_refused(run: OpenRun, tmp_path: Path) -> None:
+def test_a_worker_that_scores_by_another_reward_waits_for_a_trainer_with_it(run: OpenRun, tmp_path: Path) -> None:
     """Its share of the rollouts would have other rewards, and nobody would see why."""
-    assert check_files("verifier", run.transport, run.config, "sums") == []
+
+    def here(role: str, config: RunConfig) -> FilesHere:
+        return FilesHere(role, run.transport, config, "sums", said.append)
+
+    said: list[str] = []
     other = config_of(tmp_path, 9, tasksets__sums__reward=[{"name": "well_formed"}], tasksets__sums__passes=3)
-    with pytest.raises(
-        ConfigError, match=r"score otherwise than the run: tasksets\.sums\.reward 'exact' -> unset; task"
-    ):
-        check_files("evaluator", run.transport, other, "sums")
-    assert check_files("explorer", run.transport, other, "sums") == [], "it scores nothing"
     code = {"tolerance": 0.001, "sandbox_url": "http://here"}  # the latter is how this host reaches it
-    strict = config_of(tmp_path, 9, rewards={"code": code})
-    with pytest.raises(ConfigError, match=r"the run: rewards\.code\.tolerance unset -> 0\.001; mend"):
-        check_files("verifier", run.transport, strict, "sums")
+    strict = here("verifier", config_of(tmp_path, 9, rewards={"code": code}))
+    assert here("verifier", run.config).differences() == [], "it has the run's reward"
+    assert here("explorer", other).differences() == [], "it scores nothing"
+    assert strict.differences() is None
+    waiting = here("evaluator", other)
+    for _ in range(3):
+        assert waiting.differences() is None
     log = SyntheticLog(run.transport)
-    log.trained[3] = 3
-    log.step(3, epoch=2, resumed=True, config=loader.to_toml(other))
-    assert check_files("verifier", run.transport, other, "sums") == []
-    with pytest.raises(ConfigError, match=r"reward unset -> 'exact'"):
-        check_files("verifier", run.transport, run.config, "sums")
+    log.trained[4] = 4
+    log.step(4)
+    assert waiting.differences() is None, "the trainer of before is still at work"
+    assert [line.partition("the run: ")[2].partition("; ")[0] for line in said] == [
+        "rewards.code.tolerance unset -> 0.001",
+        "tasksets.sums.reward 'exact' -> unset",
+    ], "each says once what it waits for"
+    with pytest.raises(ConfigError, match=r"sums: .* score otherwise than the run: tasksets\.sums\.reward 'exact' ->"):
+        waiting.refuse()
+    log.step(4, epoch=2, resumed=True, config=loader.to_toml(other))
+    assert waiting.differences() == []
+    waiting.refuse()
+    assert here("verifier", run.config).differences() is None
+    assert "reward unset -> 'exact'" in said.pop()
 
 
 def test_who_supervises_says_once_what_a_trainer_elsewhere_does_otherwise(tmp_path: Path) -> None:
