@@ -220,13 +220,17 @@ def _needs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _architecture(config: RunConfig) -> Iterator[Finding]:
-    """Yield whether transformers knows the model. This is the only check with the slow import."""
+    """Yield whether transformers knows the model, unless `_needs` reports it. This is the only check with the slow
+    import."""
     if config.model.path in (None, FAKE) or not readiness.loads_model(config):
         return
     from transformers import AutoConfig
 
     with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
-        model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
+        try:
+            model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
+        except RftError:
+            return
         kind = AutoConfig.from_pretrained(model.folder).model_type
     yield _judged(True, "architecture", f"{kind}, which transformers knows")
 

@@ -55,6 +55,12 @@ def folder_after(config: RunConfig, ended: RunFolder, run_dir: Path | None) -> R
     if run_dir is None:
         return next_folder(config, ended)
     shown = shown_path(ended.path)
+    if not ended.exists():
+        raise ConfigError(
+            f"{shown}: a run is called as its folder, and the log at {config.transport.servers} has an ended run "
+            f"{ended.run_id}, whose folder is not here; name another folder by --run-dir, or remove that run by "
+            f"`rftstream delete` of its run file, or of one with run.name = {ended.run_id!r}"
+        )
     raise ConfigError(
         f"{shown}: a run has ended in this folder, expected one for a new run; name another by --run-dir, go on with "
         f"this run by `rftstream resume {shown} --set run.steps=N`, or remove it by `rftstream delete {shown}`"

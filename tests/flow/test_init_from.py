@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_it_begins_with_the_weights_of_the_version(tmp_path: Path, named: str, v
     ("runs/first@new", "expected RUN or RUN@version"),
 ])  # fmt: skip
 def test_what_is_not_there_is_named(tmp_path: Path, named: str, text: str) -> None:
-    source_run(tmp_path)
+    source, _ = source_run(tmp_path)
     folder = tmp_path / "runs" / "second" / "model"
     with pytest.raises(ConfigError, match=r"model\.init_from: ") as refused:
         fetch_initial(begun_from(tmp_path, named), folder)
@@ -106,6 +107,9 @@ def test_what_is_not_there_is_named(tmp_path: Path, named: str, text: str) -> No
     assert not folder.exists()
     told = check(begun_from(tmp_path, named)).errors
     assert [one for one in told if "init_from" in one] == told[:1], "once"
+    shutil.rmtree(source.log)
+    (only,) = check(begun_from(tmp_path, "runs/first@0")).errors
+    assert "first" in only and "model.init_from" not in only, "the log is missing, whose error names no setting"
 
 
 def test_a_run_keeps_what_it_began_with(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
 from rftstream.models.classifiers import HeldClassifier
-from rftstream.models.folders.folder import FAKE, for_section, prepare_model
+from rftstream.models.folders.folder import FAKE, for_section, initial_of, prepare_model
 from rftstream.models.folders.special_tokens import SPECIAL_NAMES
 from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
@@ -94,8 +94,10 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         report.errors += [problem.found for problem in planned.problems]
         rendering = None
         doing("the model's tokenizer and template")
-        with suppress(RftError) if "model.init_from:" in "".join(report.errors) else collect("model"):
-            report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
+        folder = Path(scratch) / "model"
+        lacking = config.model.init_from is not None and initial_of(folder) is None  # a problem of the plan says why
+        with suppress(RftError) if lacking else collect("model"):
+            report.model = prepare_model(config.model, folder, config.run.seed, weights=False)
             rendering = Rendering.of(report.model)
             report.context = rendering.context
             if not rendering.renderer.stop_token_ids:

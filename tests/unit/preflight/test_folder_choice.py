@@ -41,6 +41,8 @@ def test_a_folder_that_was_named(run_file: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"mine: a run has ended in this folder.*--run-dir.*resume.*delete"):
             begin(config, mine)
     assert not (tmp_path / "mine-2").exists()
+    with pytest.raises(ConfigError, match=r"other: .* log at .* has an ended run other, .*--run-dir.*delete"):
+        folder_choice.folder_after(config, RunFolder(tmp_path / "other"), tmp_path / "other")
 
 
 def test_the_number_of_a_run_is_after_the_newest(run_file: Path, tmp_path: Path) -> None:
