@@ -17,7 +17,8 @@ from rftstream.backends.joined import LoopLeft
 from rftstream.config.sections import RunConfig
 from rftstream.desk import AnswerRefused, Desk
 from rftstream.errors import RftError
-from rftstream.launch.host import DEADLINE_S, WAIT_S, StoppedError, Worker
+from rftstream.launch.host import DEADLINE_S, Worker
+from rftstream.launch.joining import WAIT_S, StoppedError
 from rftstream.runs.folder import RunFolder
 from rftstream.service.service import Service
 

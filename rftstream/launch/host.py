@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from rftstream import faults, metrics
 from rftstream.clock import SystemClock
-from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.role_names import RoleName
 from rftstream.desk import Desk
-from rftstream.errors import LogRefused, PositionMissing, RftError, TransportError, exit_code_of
+from rftstream.errors import PositionMissing, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer, trained_again
+from rftstream.launch.joining import WAIT_S, StoppedError, join, wait_until
 from rftstream.launch.log_watch import LogWatch
 from rftstream.launch.processes import die_with_parent, is_orphan
 from rftstream.models.device_lock import FileLock
@@ -39,12 +39,7 @@ from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
 from rftstream.runs.folder import (
     RunFolder,
-    candidates,
-    check_store_is_reached,
-    lies_in_folder,
-    names_on_log,
     open_transport,
-    read_config,
 )
 from rftstream.runs.log_settings import explained
 from rftstream.service.control_view import ControlView, read_control
@@ -61,18 +56,12 @@ DEADLINE_S = 30.0
 """Seconds that a worker may take to finish its work in progress."""
 SAME_S = 5.0
 """Seconds after the first signal in which a SIGTERM counts as the same."""
-WAIT_S = 120.0
-"""Seconds that a worker waits for the run to exist."""
 LONGEST_WAIT_S = 0.5
 """Most seconds of one wait for records. Between two waits the worker checks signals and its supervisor."""
 COLLECT_EVERY = 20_000
 """Objects that a worker makes and keeps before Python searches them for cycles. With Python's default, 700, the search
 took a tenth of the time of an explorer whose agents make many calls, and of a buffer of short rollouts. A trainer gains
 nothing."""
-_NEED_WEIGHTS = frozenset({RoleName.explorer, RoleName.evaluator, RoleName.synthesiser, RoleName.trainer})
-_LOOK_S = 0.05
-_LONGEST_LOOK_S = 0.4
-_SAY_S = 5.0
 _HEALTH_S = 1.0
 _MEASURE_S = 5.0
 _LAST_RESORT_S = 10.0
@@ -105,10 +94,6 @@ class Stop:
     def __call__(self) -> bool:
         """Return whether a signal has come."""
         return self._requested
-
-
-class StoppedError(Exception):
-    """A signal came before the worker had any work in progress."""
 
 
 def run_worker(
@@ -352,97 +337,6 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
-
-
-def wait_until(
-    ready: Callable[[], Any],
-    what: str,
-    *,
-    wait_s: float,
-    stop: Callable[[], bool],
-    say: Callable[[str], None],
-    beat: Callable[[], None] = lambda: None,
-) -> Any:
-    """Return the first true value of `ready`. Retriable errors of `ready` are waited out. TransportError after
-    `wait_s`."""
-    began = said = time.monotonic()
-    pause_s, told = _LOOK_S, ""
-    while True:
-        beat()
-        trouble = ""
-        try:
-            if result := ready():
-                return result
-        except TransportError as error:
-            if not error.retriable or isinstance(error, LogRefused):
-                raise
-            trouble = f" ({error})"
-        if stop():
-            raise StoppedError
-        now = time.monotonic()
-        if now - began >= wait_s:
-            raise TransportError(f"waited {wait_s:g} s for {what}{trouble}; start `rftstream run`, or give --wait-s")
-        if now - said >= _SAY_S:
-            said = now
-            say(f"waiting for {what}{'' if trouble == told else trouble}: {now - began:.0f} s of {wait_s:g}")
-            told = trouble
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
-
-
-# ------------------------------------------------------------------------------------------------ before the loop
-
-
-def join(
-    files: Sequence[Path],
-    run_dir: Path | None,
-    *,
-    role: str,
-    wait_s: float,
-    stop: Callable[[], bool],
-    say: Callable[[str], None],
-) -> tuple[RunConfig, RunFolder]:
-    """Wait for the run of a worker of this role, and return its folder and the config that it was started with.
-
-    StoppedError if a signal comes first.
-    """
-    if run_dir is None and len(files) == 1 and RunFolder(files[0].parent).lock_file.is_file():
-        run_dir = files[0].parent  # the run's own config.toml means this run, not a run of the file
-
-    def ready() -> tuple[RunConfig, RunFolder] | None:
-        if run_dir is not None:
-            folder = RunFolder(run_dir.resolve())
-            return (read_config(folder), folder) if folder.exists() else None
-        config = loader.load(files)
-        return _newest_open_run(config, role)
-
-    what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}{_sought(files)}"
-    found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
-    if role in _NEED_WEIGHTS:
-        check_store_is_reached(*found)
-    return found
-
-
-def _sought(files: Sequence[Path]) -> str:
-    """Return where the runs of these files are looked for: a worker whose file has another log waits in vain."""
-    config = loader.load(files)
-    there = "" if lies_in_folder(config) else f" and at {config.transport.servers}"
-    return f" under {Path(config.base) / config.run.folder}{there} ({config.transport.kind} log)"
-
-
-def _newest_open_run(config: RunConfig, role: str) -> tuple[RunConfig, RunFolder] | None:
-    """Return the newest run that has not finished. After a finished run a new one is about to start. A run that was
-    started on another host is joined with the run file here as its config."""
-    if not (folders := candidates(config, user=role)):
-        if names := names_on_log(config, user=role):
-            raise TransportError(f"none is called {config.run.name!r}; runs there: {', '.join(sorted(names)[:8])}")
-        return None
-    newest = folders[-1]
-    ours = read_config(newest) if newest.exists() else config
-    if newest.is_live():
-        return ours, newest
-    with closing(open_transport(ours, newest, user=role)) as transport:
-        return None if read_control(transport).finished else (ours, newest)
 
 
 def _close(close: Callable[[], None]) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from rftstream.config import log_users
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ENDS_THE_RUN, ConfigError, TransportError
-from rftstream.launch.host import WAIT_S, Stop, StoppedError, join, wait_until
+from rftstream.launch.host import Stop
+from rftstream.launch.joining import WAIT_S, StoppedError, join, wait_until
 from rftstream.launch.session_options import DEADLINE_S
 from rftstream.launch.supervisor import Supervisor, default_spawner, worker_commands
 from rftstream.launch.targets import Targets

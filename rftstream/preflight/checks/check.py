@@ -28,7 +28,7 @@ from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
 from rftstream.models.classifiers import HeldClassifier
-from rftstream.models.folders.folder import FAKE, for_section, initial_of, prepare_model
+from rftstream.models.folders.folder import FAKE, for_section, prepare_model
 from rftstream.models.folders.special_tokens import SPECIAL_NAMES
 from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
@@ -55,6 +55,7 @@ from rftstream.preflight.readiness import check_computed
 from rftstream.queries.formatting import plural
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.explorer.concurrency import concurrency_controller
+from rftstream.runs.making.init_from import is_unfetched
 
 RENDERED_PROMPTS = 1_000
 """Prompts of each taskset that are always rendered. Further prompts are rendered if their bytes may make them too long,
@@ -77,10 +78,8 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
     collect = _Collector(report.errors)
     with collect("stages"):
         report.stages = list(Stages.of(config).all) if config.stages else []
-    sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
-        *config.tasksets.items(),
-        *config.evaluations.items(),
-    ]
+    sections: list[tuple[str, TasksetSection | EvaluationSection]]
+    sections = [*config.tasksets.items(), *config.evaluations.items()]
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
         doing("devices, parts and places")
         planned = plan(config, Purpose.report, scratch=Path(scratch))
@@ -94,10 +93,8 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         report.errors += [problem.found for problem in planned.problems]
         rendering = None
         doing("the model's tokenizer and template")
-        folder = Path(scratch) / "model"
-        lacking = config.model.init_from is not None and initial_of(folder) is None  # a problem of the plan says why
-        with suppress(RftError) if lacking else collect("model"):
-            report.model = prepare_model(config.model, folder, config.run.seed, weights=False)
+        with suppress(RftError) if is_unfetched(config, Path(scratch) / "model") else collect("model"):
+            report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
             rendering = Rendering.of(report.model)
             report.context = rendering.context
             if not rendering.renderer.stop_token_ids:

@@ -50,6 +50,13 @@ def newest_and_best(results: Iterable[EvalResult]) -> dict[str, tuple[EvalResult
     return {name: (some[-1], max(some, key=lambda one: one.rank)) for name, some in comparable_results(results).items()}
 
 
+def without_best(results: Iterable[EvalResult]) -> dict[str, int]:
+    """Return each evaluation by which no version is better than another -> how many versions it has."""
+    found = {name: some for name, some in comparable_results(results).items() if len({one.rank for one in some}) == 1}
+    counts = {name: len({one.name for one in some}) for name, some in found.items()}
+    return {name: count for name, count in counts.items() if count > 1}
+
+
 def result_to_json(result: EvalResult) -> dict[str, Any]:
     """Return a result as a dict for JSON."""
     return pick(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rftstream.errors import ConfigError, RftError
-from rftstream.queries.curves.evaluations import newest_and_best
+from rftstream.queries.curves.evaluations import newest_and_best, without_best
 from rftstream.queries.curves.history import History, read_glance
 from rftstream.queries.formatting import number
 from rftstream.queries.plain import Report
@@ -43,11 +43,12 @@ class BestVersion(Report):
 
 
 def find_best(run: OpenRun, history: History) -> tuple[BestVersion, ...]:
-    """Return the best version of each evaluation, a version of several once, in order of versions. The store is not
-    asked: the log says which weights were deleted."""
+    """Return the best version of each evaluation that knows one, a version of several once, in order of versions. The
+    store is not asked: the log says which weights were deleted."""
     means: dict[int, dict[str, float | None]] = {}
+    equal = without_best(history.evaluations)
     for name, (_, best) in newest_and_best(history.evaluations).items():
-        if "canary" in best.metrics:  # who earns nothing there need not have learned anything
+        if name in equal or "canary" in best.metrics:  # who earns nothing there need not have learned anything
             continue
         means.setdefault(best.name.version, {})[name] = best.metrics.get("mean")
     places = _places(run, history) if means else {}
@@ -65,14 +66,18 @@ def find_best(run: OpenRun, history: History) -> tuple[BestVersion, ...]:
 
 
 def best_number(run: OpenRun) -> int:
-    """Return the number of the best version. ConfigError if no evaluation has a result, or if evaluations disagree."""
-    found = find_best(run, read_glance(Log(run.transport)))
+    """Return the number of the best version. ConfigError if no evaluation has a result, if evaluations disagree, or if
+    no version is better than another."""
+    history = read_glance(Log(run.transport))
+    found = find_best(run, history)
     if len(found) == 1:
         return found[0].version
     named = "; ".join(f"{one.version} by {', '.join(one.means)}" for one in found)
+    equal = ", ".join(without_best(history.evaluations))
+    none = f"no version is better than another by {equal}" if equal else "no evaluation has a result"
     raise ConfigError(
-        f"--version best: {f'evaluations disagree ({named})' if named else 'no evaluation has a result'}, expected the "
-        "number of a version; `rftstream weights list RUN` shows them"
+        f"--version best: {f'evaluations disagree ({named})' if named else none}, expected the number of a version; "
+        "`rftstream weights list RUN` shows them"
     )
 
 

@@ -19,7 +19,7 @@ from rftstream.errors import RUN_LOST
 from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor, filtered_rows, undecided, why_filtered
 from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
 from rftstream.queries.catalog.counts import ErrorKind
-from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers, trust_text
+from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers, trust_text, without_best
 from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
 from rftstream.queries.curves.training_watch import find_training_signs
 from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text
@@ -90,7 +90,7 @@ class Status(Report):
     stage: str | None
     """Current stage; None in a run without stages."""
     best: tuple[BestVersion, ...]
-    """The best version by each evaluation."""
+    """The best version by each evaluation that knows one."""
     groups: Mapping[str, int]
     filtered: Mapping[str, int]
     """Operator or rule -> groups that it filtered, among the newest."""
@@ -385,9 +385,11 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
     if spent := history.spent():
         amounts = ", ".join(f"{number(value)} {kind.replace('_', ' ')}" for kind, value in sorted(spent.items()))
         yield "judges", f"{amounts} for the rollouts of batches"
+    equal = without_best(history.evaluations)
     for name, pair in newest_and_best(history.evaluations).items():
         newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)
-        yield f"eval {name}", f"{newest}, best {best}; {trust_text(pair[0])}"
+        best = f"best {best}" if name not in equal else f"the same for all {equal[name]:,} versions, so none is best"
+        yield f"eval {name}", f"{newest}, {best}; {trust_text(pair[0])}"
     yield from (("best", one.to_text()) for one in status.best)
 
 

@@ -56,6 +56,11 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
     partial.rename(folder)
 
 
+def is_unfetched(config: RunConfig, folder: Path) -> bool:
+    """Return whether a model folder lacks what `init_from` names: `fetch_initial` failed, and said why."""
+    return config.model.init_from is not None and initial_of(folder) is None
+
+
 def _parsed(wanted: str, base: Path) -> tuple[Path, int | None]:
     """Return the run folder or file, relative to the run file or to the current folder, and the version."""
     run, at, version = wanted.rpartition("@")

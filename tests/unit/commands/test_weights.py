@@ -175,6 +175,8 @@ def test_the_best_version_is_exported_by_its_evaluations(run: Path, tmp_path: Pa
 
     refused = ended("none")
     assert (refused.exit_code, "no evaluation has a result" in refused.stderr) == (2, True)
+    evaluated("equal", v0=0.5, v3=0.5)
+    assert "no version is better than another by equal, expected the number" in ended("equal").stderr
     evaluated("sums", v0=0.25, v3=0.75, v5=0.5)
     assert ended("one").stdout == f"version 3 is in {tmp_path / 'one'}\n"
     evaluated("words", v0=0.25, v3=0.25, v5=0.5)

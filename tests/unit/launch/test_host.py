@@ -23,7 +23,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, TransportError
-from rftstream.launch import host
+from rftstream.launch import host, joining
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer, trained_again
 from rftstream.models.device_lock import FileLock
@@ -189,7 +189,7 @@ def test_a_signal_ends_a_worker_that_still_loads_at_once(run_file: Path, tmp_pat
     script = f"""
 import os, signal
 from pathlib import Path
-from rftstream.launch import host
+from rftstream.launch import host, joining
 def plan(*_, **__):
     os.kill(os.getpid(), signal.SIGTERM)
     raise SystemExit("still there")
@@ -211,7 +211,7 @@ def test_join_waits_until_there_is_a_run(run_file: Path, tmp_path: Path) -> None
         make_run(folder, run_file)
         return False
 
-    _, found = host.join([run_file], None, role="feeder", wait_s=300.0, stop=stop, say=lambda text: None)
+    _, found = joining.join([run_file], None, role="feeder", wait_s=300.0, stop=stop, say=lambda text: None)
     assert found == folder
 
 
@@ -222,14 +222,14 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     said: list[str] = []
 
     def join() -> RunFolder:
-        _, folder = host.join([run_file], None, role="explorer", wait_s=0.1, stop=host.Stop(), say=said.append)
+        _, folder = joining.join([run_file], None, role="explorer", wait_s=0.1, stop=host.Stop(), say=said.append)
         return folder
 
     first = RunFolder(tmp_path / "runs" / "tiny")
     make_run(first, config)
     assert join() == first
     own, stop = first.path / "config.toml", host.Stop()
-    _, found = host.join([own], None, role="explorer", wait_s=0.1, stop=stop, say=said.append)
+    _, found = joining.join([own], None, role="explorer", wait_s=0.1, stop=stop, say=said.append)
     assert found == first, "the run's own config means the run"
     transport = open_transport(config, first)
     finished = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=3), finished_at=0.0)
@@ -240,8 +240,8 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     with pytest.raises(TransportError, match=r"waited 0\.1 s for a run of .* under .*/runs \(embedded log\)"):
         join()
     with monkeypatch.context() as patch:
-        patch.setattr(host, "names_on_log", lambda config, user: {"sums", "other"})
-        patch.setattr(host, "candidates", lambda config, user: [])
+        patch.setattr(joining, "names_on_log", lambda config, user: {"sums", "other"})
+        patch.setattr(joining, "candidates", lambda config, user: [])
         with pytest.raises(TransportError, match=r"\(none is called 'tiny'; runs there: other, sums\)"):
             join()
     with first.held():
@@ -254,7 +254,7 @@ def test_join_takes_the_newest_run_that_is_not_finished(
 def test_join_reads_the_run_s_own_config(run_file: Path, tmp_path: Path, restored_signals: object) -> None:
     folder = RunFolder(tmp_path / "elsewhere")
     make_run(folder, loader.load([run_file], sets=["trainer.lr=0.5"]))
-    config, _ = host.join([], folder.path, role="explorer", wait_s=0.1, stop=host.Stop(), say=lambda text: None)
+    config, _ = joining.join([], folder.path, role="explorer", wait_s=0.1, stop=host.Stop(), say=lambda text: None)
     assert config.trainer.lr == 0.5
 
 
@@ -493,7 +493,7 @@ def test_who_waits_for_a_device_looks_whether_it_is_to_leave(
     waiting = FileLock("cpu", folder=tmp_path, look=worker._look)
     assert holder.share()
     os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(host.StoppedError):
+    with pytest.raises(joining.StoppedError):
         waiting.wait_taken()
     for one in (holder, waiting):
         one.close()

@@ -451,7 +451,9 @@ def test_the_best_version_is_named_with_its_weights_until_they_are_deleted(log: 
     assert "version 2 (held-out 0.750, other 0.250), whose weights are deleted" in status(log, tmp_path).to_text()
     log.put("evals", evaluation(3, 0.9))
     (tmp_path / "final").mkdir()
+    log.put("evals", *(replace(evaluation(version, 0.5), evaluation="equal") for version in range(3)))
     assert [(one.version, one.weights) for one in status(log, tmp_path).best] == [(2, None), (3, f"{tmp_path}/final")]
+    assert "0.500 at version 2, the same for all 3 versions, so none is best" in status(log, tmp_path).to_text()
 
 
 def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: SyntheticLog, tmp_path: Path) -> None:
