@@ -18,12 +18,12 @@ from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import RftError
 from rftstream.launch.display.progress import Onlooker, ProgressView, open_progress
+from rftstream.launch.display.watch import Watch
 from rftstream.launch.logging import TextFormatter
 from rftstream.launch.result import RunResult, result_of
 from rftstream.launch.session_options import SessionOptions
 from rftstream.launch.supervisor import Failure, Supervisor, default_spawner, worker_commands
 from rftstream.launch.targets import Targets
-from rftstream.launch.watch import Watch
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec

@@ -22,9 +22,9 @@ from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import RftError, TransportError
 from rftstream.integrations.exporter import FollowedRun
+from rftstream.launch.display.watch import Watch
 from rftstream.launch.health import Health
 from rftstream.launch.sessions.replay_into import Replay
-from rftstream.launch.watch import Watch
 from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest

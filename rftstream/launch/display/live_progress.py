@@ -18,8 +18,8 @@ from rftstream.launch.display.progress_text import (
     sample_line,
     sparkline,
 )
+from rftstream.launch.display.watch import Watch
 from rftstream.launch.supervisor import Slot
-from rftstream.launch.watch import Watch
 from rftstream.queries.formatting import duration, plural
 
 if TYPE_CHECKING:

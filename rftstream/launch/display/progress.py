@@ -10,7 +10,7 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.error_kinds import kind_of
 from rftstream.launch.display.live_progress import LiveProgress
 from rftstream.launch.display.progress_text import evaluation_line, paused_line, sample_line, status_line
-from rftstream.launch.watch import Sample, Watch
+from rftstream.launch.display.watch import Sample, Watch
 from rftstream.queries.state.standstill import FailingTaskset, Standstill
 
 PLAIN_EVERY_S = 5.0

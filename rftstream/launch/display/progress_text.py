@@ -9,7 +9,7 @@ from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.versions import EvalResult
 from rftstream.launch.display.phases import PhaseLine, find_phases
-from rftstream.launch.watch import Rates, Sample, Watch
+from rftstream.launch.display.watch import Rates, Sample, Watch
 from rftstream.queries.curves.evaluations import unscored_text
 from rftstream.queries.formatting import duration, plural
 from rftstream.queries.records.shown import LINE_END

@@ -223,6 +223,12 @@ FOUR = (
          ("quantization_config.bnb_4bit_use_double_quant = true: the scales of model.quantize stay float32",
           "quantization_config.bnb_4bit_quant_type = 'fp4': nf4 stands in its place",
           "quantization_config.bnb_4bit_compute_dtype = \"bfloat16\": what is computed in is model.dtype")),
+        ("four = BitsAndBytesConfig(load_in_4bit=True)\n"
+         "model = AutoModelForCausalLM.from_pretrained('m', quantization_config=four)\n"
+         "model = get_peft_model(model, LoraConfig(r=4))", ASKED, {"model.quantize": "nf4"},
+         ("quantization_config.bnb_4bit_quant_type = 'fp4, the default of transformers': nf4 stands in its place",)),
+        ("model, tokenizer = FastLanguageModel.from_pretrained(model_name='m', load_in_4bit=True)\n"
+         "model = FastLanguageModel.get_peft_model(model, r=8)", ASKED, {"model.quantize": "nf4"}, ()),
         ("model, tokenizer = FastLanguageModel.from_pretrained(model_name='m', load_in_4bit=False)\n"
          "model = FastLanguageModel.get_peft_model(model, r=8, lora_alpha=16, random_state=3)",
          "lambda row: made_elsewhere(row)",
@@ -241,6 +247,8 @@ def test_models_that_a_script_loads_itself(
 ) -> None:
     files = {"train.py": LOADED.replace("MAP", rows).replace("MODEL", model)}
     assert_converted("trl", files, found, said, tmp_path)
+    text = convert_config("trl", [tmp_path / "train.py"]).to_text()
+    assert ("fp4" in text) is ("fp4" in "".join(said)), "where nobody says it, transformers' kind, and unsloth's is nf4"
 
 
 STEPWISE = """

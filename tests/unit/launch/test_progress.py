@@ -28,9 +28,9 @@ from rftstream.launch.display import progress, progress_text
 from rftstream.launch.display.live_progress import LiveProgress, live_view
 from rftstream.launch.display.phases import find_phases
 from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, rate_parts, sparkline, status_line
+from rftstream.launch.display.watch import Watch
 from rftstream.launch.processes import WorkerCommand
 from rftstream.launch.supervisor import Slot
-from rftstream.launch.watch import Watch
 from rftstream.queries.formatting import duration
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.observer import FIRST_STEPS, Curve, Observer

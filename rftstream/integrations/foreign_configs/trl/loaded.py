@@ -18,6 +18,7 @@ from rftstream.integrations.foreign_configs.trl.scopes import UNKNOWN, Scope, Un
 
 LOADERS = {"yaml": ("safe_load", "full_load", "load"), "json": ("load", "loads"), "OmegaConf": ("load",)}
 HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
+FOUR_BITS = "fp4, the default of transformers"
 ON_GPUS = ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available")
 """Questions about the machine, which trained on GPUs that can do this."""
 ANSWERED = (*ON_GPUS, "getattr", "get_quantization_config")
@@ -68,6 +69,7 @@ def loaded_as(reader: Arguments, node: ast.AST, scope: Scope, script: Script) ->
                         value, around = reader.resolved(one.value, scope)
                         if one.arg == "quantization_config" and isinstance(value, ast.Call):
                             given = reader.arguments(value, around, script, "quantization_config.")
+                            given |= _default_of_four_bits(value, given)
                             places = (
                                 (key, key if key in HOW_LOADED else f"quantization_config.{key}") for key in given
                             )
@@ -76,8 +78,16 @@ def loaded_as(reader: Arguments, node: ast.AST, scope: Scope, script: Script) ->
                             found[str(one.arg)] = reader.value(value, around)
                     except UNKNOWN as error:
                         script.unreadable[str(one.arg)] = str(error)
+                if not last_name(getattr(call.func, "value", call.func)).startswith("Fast"):  # unsloth's are nf4
+                    found |= _default_of_four_bits(call, found)
             node, scope = reader.resolved(origin, scope)
     return found
+
+
+def _default_of_four_bits(call: ast.Call, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kind of four bits that transformers takes where a call that asks for them names none: not TRL's."""
+    is_open = any(one.arg in (None, "bnb_4bit_quant_type", "quantization_config") for one in call.keywords)
+    return {} if is_open or given.get("load_in_4bit") is not True else {"bnb_4bit_quant_type": FOUR_BITS}
 
 
 def answer_of(reader: Values, call: ast.Call, scope: Scope, settings: Mapping[str, Any]) -> Any:
