@@ -51,11 +51,21 @@ METRICS = {
 """Metric of a step -> its names in the logs of TRL and verl."""
 
 
+MOST_GPUS = 64
+"""More GPUs than any one machine has. A run file names those of its own machine."""
+
+
 def convert_config(
     system: str, files: Sequence[Path], *, gpus: int | None = None, trainer: str | None = None
 ) -> ConvertedConfig:
     """Return the run file for a config of another system. `gpus`: the number of GPUs it ran on, if the config does not
-    say it; 0 makes a run for CPUs. `trainer`: TRL's trainer, for a YAML that does not name it."""
+    say it; 0 makes a run for CPUs. `trainer`: TRL's trainer, for a YAML that does not name it. ConfigError for a number
+    of GPUs that no machine has."""
+    if gpus is not None and not 0 <= gpus <= MOST_GPUS:
+        raise ConfigError(
+            f"--gpus: got {gpus:,}, expected 0 to {MOST_GPUS}: a run file names the GPUs of one machine; give its own, "
+            "others join with `rftstream workers`"
+        )
     module, _, name = SYSTEMS[system].partition(":")
     try:
         converted: ConvertedConfig = getattr(importlib.import_module(module), name)(list(files), gpus, trainer)

@@ -21,7 +21,7 @@ import pytest
 from rftstream.config import aliases, loader
 from rftstream.config.placement import Gpu, Machine
 from rftstream.config.sections import MakeModel, ModelSection
-from rftstream.integrations.foreign_configs import convert_config, prime_rl, verl
+from rftstream.integrations.foreign_configs import MOST_GPUS, convert_config, prime_rl, verl
 from rftstream.integrations.foreign_configs.conversion import Conversion
 from rftstream.integrations.foreign_configs.trl import rules as trl
 from rftstream.integrations.foreign_configs.trl.sources import BARE
@@ -555,6 +555,9 @@ def test_gpus_place_the_roles_and_nothing_is_written_over(tmp_path: Path, monkey
     plain = call("convert-config", "trl", script)
     assert 'policy = "auto"' in plain.output and 'device = "auto"' in plain.output and "cuda" not in plain.output
     assert "8 x 1 processes" in plain.output and "this machine has" not in plain.output
+    assert call("convert-config", "trl", script, "--gpus", MOST_GPUS).exit_code == 0
+    refused = call("convert-config", "trl", script, "--gpus", MOST_GPUS + 1)
+    assert (refused.exit_code, "--gpus: got 65, expected 0 to 64: " in refused.output) == (2, True)
 
 
 @each(
