@@ -95,7 +95,7 @@ def sample_text() -> str:
 
 
 def find_source(wanted: FirstFile) -> str:
-    """Return the source as the run file has it. Paths below the run file become relative to it."""
+    """Return the source as the run file has it. Paths become relative to the run file."""
     text = wanted.tasks or SAMPLE
     scheme, colon, place = text.partition(":")
     known = registry.built_in(TasksetSpec)
@@ -122,8 +122,10 @@ def find_source(wanted: FirstFile) -> str:
 
 
 def relative_to(path: Path, folder: Path) -> str:
+    """Return a path relative to the folder; unchanged if it was given from the root and lies outside of it."""
+    is_whole = path.expanduser().is_absolute()
     path, folder = path.expanduser().resolve(), folder.resolve()
-    return os.path.relpath(path, folder) if path.is_relative_to(folder) else str(path)
+    return str(path) if is_whole and not path.is_relative_to(folder) else os.path.relpath(path, folder)
 
 
 class _AnyColumns(RowReader):
@@ -138,18 +140,25 @@ class _AnyColumns(RowReader):
 
 def _first_row(wanted: FirstFile, source: str) -> Mapping[str, Any] | None:
     """Return the first row of a file or a data set; None for another source."""
-    scheme, _, place = source.partition(":")
+    scheme = source.partition(":")[0]
     spec = registry.built_in(TasksetSpec).get(scheme)
     if spec is None or not spec.has_rows:
         return None
-    part, path = registry.resolve("taskset", scheme, where="--tasks"), wanted.folder / place
-    location = str(path) if spec.location == "path" or path.exists() else place
+    part = registry.resolve("taskset", scheme, where="--tasks")
+    location = _location(wanted, source)
     try:
         with first_rows(1):
             return part.open_rows(part.Config(), location, _AnyColumns()).row(0)  # type: ignore[no-any-return]
     except ConfigError as error:
         way = f"; for a list, {ALONE}" if "found a list" in str(error) else ""
         raise ConfigError(f"--tasks: {error}{way}") from None
+
+
+def _location(wanted: FirstFile, source: str) -> str:
+    """Return the place of a source as seen from anywhere. The folder of the run file need not be there yet."""
+    scheme, _, place = source.partition(":")
+    spec, path = registry.built_in(TasksetSpec).get(scheme), (wanted.folder / place).resolve()
+    return str(path) if place and ((spec is not None and spec.location == "path") or path.exists()) else place
 
 
 def _has_prompt(wanted: FirstFile, row: Mapping[str, Any]) -> bool:
@@ -186,7 +195,8 @@ def find_columns(wanted: FirstFile, source: str) -> dict[str, str]:
 
 def open_problems(wanted: FirstFile, source: str, columns: Mapping[str, str]) -> list[Problem]:
     """Return the first problems of the source."""
-    section = {"source": source, "columns": dict(columns)}
+    scheme, colon, _ = source.partition(":")
+    section = {"source": f"{scheme}{colon}{_location(wanted, source)}", "columns": dict(columns)}
     values = {"run": {"name": "first", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"first": section}}
     config: RunConfig = loader.from_dict({**values, "base": str(wanted.folder.resolve())})
     taskset = open_taskset("first", config.tasksets["first"], config)

@@ -85,11 +85,15 @@ def test_a_file_and_a_reward_of_ones_own(here: Path) -> None:
     written = json.loads(done.stdout)
     text = Path(written["run_file"]).read_text()
     for line in ('name = "letters"', 'algorithm = "rloo"', 'reward = "my_scores:near"', 'servers = "broker:9092"',
-                 'characters = ">abcd"', "context = 5", "max_tokens = 2"):  # fmt: skip
+                 'characters = ">abcd"', "context = 5", "max_tokens = 2",
+                 'source = "jsonl:../rows.jsonl"'):  # fmt: skip
         assert line in text
     made = sorted(path.name for path in (here / "mine").iterdir())
     assert made == ["my_scores.py", "rftstream.schema.json", "rftstream.toml"]
     assert [Path(one).name for one in written["copied"]] == ["my_scores.py"], "the run file works from any folder"
+    assert call("init", "whole", "--tasks", here / "rows.jsonl", "--column", "prompt=text", "--column", "answer=next",
+                "--reward", "my_scores:near").exit_code == 0  # fmt: skip
+    assert f'source = "jsonl:{here}/rows.jsonl"' in (here / "whole" / "rftstream.toml").read_text(), "as it was given"
 
 
 def test_what_is_not_given_is_asked_for(here: Path) -> None:
@@ -219,7 +223,7 @@ def test_a_folder_of_a_data_set_and_a_csv_file(here: Path) -> None:
         made = here / f"new-{tasks}"
         assert call("init", str(made), "--tasks", tasks, "--reward", "exact").exit_code == 0
         section = tomllib.loads((made / "rftstream.toml").read_text())["tasksets"]["set"]
-        assert section["columns"] == {"prompt": "question"} and section["source"] == f"{scheme}:{here / tasks}"
+        assert section["columns"] == {"prompt": "question"} and section["source"] == f"{scheme}:../{tasks}"
 
 
 def test_nothing_is_written_over(here: Path) -> None:

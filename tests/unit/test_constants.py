@@ -69,6 +69,7 @@ REACHED: dict[str, str] = {
     "policies/hf/row.py MAX_THREADS": "tests/unit/policies/test_row.py",
     "rewards/answers/rectangles.py MAX_BOXES": "tests/unit/rewards/test_vision.py",
     "trackers/served.py MAX_WAITING": "tests/unit/trackers/test_served.py",
+    "integrations/foreign_configs/__init__.py MOST_GPUS": "tests/unit/integrations/test_foreign_configs.py",
     "weights/stores/anchors.py MOST_DELTAS": "tests/unit/weights/test_deltas.py",
 }  # fmt: skip
 """File and its constants -> the file whose tests reach them."""
