@@ -10,14 +10,14 @@ DASHBOARD = Dashboard(
     rows={
         "Amount": (
             Panel(
-                title="Rollouts a second",
+                title="Sampled rollouts a second",
                 about="By how they ended. Failed ones: the explorers' logs and `rftstream dead list RUN` say why.",
                 queries=(rate("rftstream_rollouts_total", "status"),),
                 unit=Unit.per_s,
                 is_stacked=True,
             ),
             Panel(
-                title="Tokens a second",
+                title="Sampled tokens a second",
                 about="Sampled tokens of finished rollouts. Falling with as much in flight: longer answers share a "
                 "batch.",
                 queries=(rate("rftstream_sampled_tokens_total", "role"),),
