@@ -33,16 +33,9 @@ from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.tasks import Task
 from rftstream.queries.catalog.counts import count_fates, count_letters, newest_time, read_rates
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
-from rftstream.queries.catalog.finding import (
-    GroupFilter,
-    count_problems,
-    find_batch,
-    find_group,
-    find_groups,
-    find_problems,
-    list_tasksets,
-)
+from rftstream.queries.catalog.finding import GroupFilter, find_batch, find_group, find_groups
 from rftstream.queries.catalog.moments import Moment, find_moment
+from rftstream.queries.catalog.problems import count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.updating import FILE
 from rftstream.queries.catalog.writer import CatalogWriter
 from rftstream.queries.curves.history import HistoryReader

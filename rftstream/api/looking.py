@@ -17,22 +17,19 @@ from rftstream.errors import ConfigError
 from rftstream.models.rendering import joined
 from rftstream.queries.catalog.finding import (
     FATES,
-    ORDERS,
     BatchRow,
     GroupFilter,
     GroupRow,
     Letter,
-    ProblemRow,
     find_batches,
     find_group,
     find_groups,
     find_letters_page,
-    find_problems,
-    list_tasksets,
 )
 from rftstream.queries.catalog.listing import FATES as ROLLOUT_FATES
 from rftstream.queries.catalog.listing import ORDERS as ROLLOUT_ORDERS
 from rftstream.queries.catalog.listing import RolloutFilter
+from rftstream.queries.catalog.problems import ORDERS, ProblemRow, find_problems, list_tasksets
 from rftstream.queries.catalog.run_index import Page, RunIndex
 from rftstream.queries.catalog.samples import ORDERS as SAMPLE_ORDERS
 from rftstream.queries.catalog.samples import EvaluationSample, find_samples, list_evaluated
@@ -190,19 +187,21 @@ class RunTables:
         reward_from: float | None = None,
         reward_to: float | None = None,
         version_from: int | None = None,
+        doubtful: bool = False,
         order: str = "problem",
         **unknown: Never,
     ) -> Table[ProblemRow]:
         """Return the problems that have a group; order: problem, hardest, easiest, learned, forgotten, seen, rare or
         last. Frames can have the column `prompt`, too. `version_from`: by the groups that only this version or newer
-        ones sampled."""
+        ones sampled. `doubtful`: only those whose reference answer may be wrong, since no attempt got 0.5 and most gave
+        one answer, `agreed`."""
         _check_filters(self.problems, unknown)
         self._check_taskset("problems", taskset)
         check_word("problems: order", order, ORDERS)
 
         def read(limit: int | None) -> Iterator[ProblemRow]:
             def page(skip: int | None, size: int) -> tuple[Sequence[ProblemRow], int | None]:
-                with self._index.catalog(texts=bool(text), fresh=skip is None) as opened:
+                with self._index.catalog(texts=bool(text) or doubtful, fresh=skip is None) as opened:
                     found = (
                         []
                         if opened is None
@@ -212,6 +211,7 @@ class RunTables:
                             text=text,
                             reward=(reward_from, reward_to),
                             version_from=version_from,
+                            doubtful=doubtful,
                             order=order,
                             skip=skip or 0,
                             limit=size,

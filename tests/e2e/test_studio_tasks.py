@@ -120,7 +120,7 @@ def what_was_unlearned(clicks: Clicks, said: list[Said]) -> None:
     clicks.main("Problems")
     for _ in range(2):
         clicks.follow(clicks.page.get_by_role("link", name="change"))
-    texts = clicks.page.locator("tbody td:nth-of-type(5)").all_inner_texts()
+    texts = clicks.page.locator("tbody td:nth-of-type(6)").all_inner_texts()
     changes = [float(text) for text in texts if text != "–"]
     assert len(changes) > 5 and changes == sorted(changes)
     del said

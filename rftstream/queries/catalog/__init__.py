@@ -15,5 +15,6 @@ in a place where the run writes. Bodies (turns, tokens, verdicts) are not in it,
 - `counts`    counts of a run: fates of groups and rollouts, waiting ones, rates
 - `listing`   rollouts by what they said and how they fared, a page of them at a time
 - `samples`   samples of evaluations, of one version or of two beside each other
-- `finding`   groups, rollouts, problems, batches and dead letters, a page of them at a time
+- `problems`  problems, also those whose reference answer may be wrong
+- `finding`   groups, rollouts, batches and dead letters, a page of them at a time
 """

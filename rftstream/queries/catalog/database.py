@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 4
+FORMAT = 5
 """Version of the schema and of the rows' meaning. A file of another version is made anew."""
 WAIT_S = 5.0
 """Seconds that a reader waits for the writer."""
@@ -91,11 +91,12 @@ CREATE TABLE text_marks(
 CREATE TABLE texts(  -- of rollouts
     id INTEGER PRIMARY KEY,  -- sequence << 20 | sibling
     said TEXT NOT NULL, tools TEXT NOT NULL,  -- names between spaces
-    version INTEGER  -- that sampled the first token
+    version INTEGER,  -- that sampled the first token
+    answer TEXT  -- as it is compared with those of others; NULL: none was found
 );
 CREATE INDEX texts_by_version ON texts(version);
 CREATE TABLE tools(name TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE prompts(taskset TEXT NOT NULL, problem INTEGER NOT NULL, text TEXT NOT NULL);
+CREATE TABLE prompts(taskset TEXT NOT NULL, problem INTEGER NOT NULL, text TEXT NOT NULL, answer TEXT);
 CREATE UNIQUE INDEX prompts_by_problem ON prompts(taskset, problem);
 CREATE TABLE results(object TEXT PRIMARY KEY, evaluation TEXT NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE samples(  -- of evaluations, of the newest result of each version

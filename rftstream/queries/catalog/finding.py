@@ -11,7 +11,7 @@ from rftstream.contracts.ids import next_attempt, split_group_id
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.data.feedback.fold import GroupStatus
 from rftstream.queries.audits.rows import RESULTS
-from rftstream.queries.catalog.database import CatalogReader, Row, like
+from rftstream.queries.catalog.database import CatalogReader, Row
 from rftstream.queries.catalog.moments import Moment
 
 Range = tuple[float | None, float | None]
@@ -118,7 +118,7 @@ def find_groups(
 
 def conditions_of(wanted: GroupFilter, moment: Moment) -> tuple[list[str], dict[str, Any]]:
     """Return the conditions of a filter on the table `groups`, and the values in them."""
-    where, values = ["admitted_at <= :at"], _values(moment)
+    where, values = ["admitted_at <= :at"], values_at(moment)
     if wanted.fate:
         where.append(_FATE_CONDITIONS.get(wanted.fate, "0"))
     for name in ("reason", "taskset", "batch", "problem"):
@@ -251,107 +251,9 @@ _FATE_CONDITIONS = {
 }
 
 
-def _values(moment: Moment, **more: Any) -> dict[str, Any]:
+def values_at(moment: Moment, **more: Any) -> dict[str, Any]:
+    """Return the values in the conditions of a moment, and more."""
     return {"at": moment.at_s, "version": moment.version, "version_from": None, **more}
-
-
-# --------------------------------------------------------------------------------------------- problems
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemRow:
-    """A problem with the results of its groups."""
-
-    taskset: str
-    problem: int
-    num_groups: int
-    num_scored: int
-    """Groups with a scored rollout."""
-    reward_first: float | None
-    """Mean reward of its first scored group."""
-    reward_newest: float | None
-    reward_mean: float | None
-    """Over its scored groups."""
-
-
-ORDERS = {
-    "problem": "taskset, problem",
-    "hardest": "reward_mean IS NULL, reward_mean, taskset, problem",
-    "easiest": "reward_mean IS NULL, reward_mean DESC, taskset, problem",
-    "learned": "newest - first IS NULL, newest - first DESC, taskset, problem",
-    "forgotten": "newest - first IS NULL, newest - first, taskset, problem",
-    "seen": "num_groups DESC, taskset, problem",
-    "rare": "num_groups, taskset DESC, problem DESC",
-    "last": "taskset DESC, problem DESC",
-}
-"""Orders of problems. The table `problems` has an index for each, which is read backwards for the last two."""
-
-_PROBLEMS_THEN = (
-    "SELECT p.*, (SELECT reward_mean FROM groups g WHERE g.sequence = p.first_sequence) AS first,"
-    " (SELECT reward_mean FROM groups g WHERE g.sequence = p.newest_sequence) AS newest FROM ("
-    "SELECT taskset, problem, count(*) AS num_groups,"
-    " count(CASE WHEN decided_at <= :at THEN reward_mean END) AS num_scored,"
-    " avg(CASE WHEN decided_at <= :at THEN reward_mean END) AS reward_mean,"
-    " min(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS first_sequence,"
-    " max(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS newest_sequence"
-    " FROM groups WHERE admitted_at <= :at AND (:version_from IS NULL OR min_version >= :version_from)"
-    " GROUP BY taskset, problem) p"
-)
-"""The table `problems` at an earlier moment, or of the groups since a version."""
-
-
-def find_problems(
-    catalog: CatalogReader,
-    moment: Moment,
-    *,
-    taskset: str = "",
-    text: str = "",
-    reward: Range = (None, None),
-    version_from: int | None = None,
-    order: str = "problem",
-    skip: int = 0,
-    limit: int = PAGE,
-) -> list[ProblemRow]:
-    """Return problems with the results of their groups: all, or those with a text in their prompt, or with a mean
-    reward in a range. For now, they are a page of an index; for an earlier moment, or for the groups that no version
-    before `version_from` may sample, all groups are read."""
-    values = _values(moment, taskset=taskset, text=like(text), version_from=version_from, least=reward[0])
-    indexed = moment.is_now and version_from is None
-    rows = catalog.rows(
-        f"SELECT *, first AS reward_first, newest AS reward_newest FROM {_problems(indexed, taskset, reward, text)}"
-        f" ORDER BY {ORDERS.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
-        {**values, "most": reward[1], "limit": limit, "skip": skip},
-    )
-    return [_made(ProblemRow, row) for row in rows]
-
-
-def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "", reward: Range = (None, None)) -> int:
-    """Count the problems that have a group: all, or those with a mean reward in a range."""
-    row = catalog.row(
-        "SELECT coalesce(sum(problems), 0) AS problems FROM tasksets WHERE :taskset = '' OR taskset = :taskset"
-        if moment.is_now and reward == (None, None)
-        else f"SELECT count(*) AS problems FROM {_problems(moment.is_now, taskset, reward)}",
-        _values(moment, taskset=taskset, least=reward[0], most=reward[1]),
-    )
-    return 0 if row is None else int(row["problems"])
-
-
-def _problems(indexed: bool, taskset: str, reward: Range, text: str = "") -> str:
-    """Return the SQL for the wanted problems. `indexed`: by the table `problems`."""
-    conditions = {
-        "taskset = :taskset": taskset,
-        "(taskset, problem) IN (SELECT taskset, problem FROM prompts WHERE text LIKE :text ESCAPE '!')": text,
-        "reward_mean >= :least": reward[0] is not None,
-        "reward_mean <= :most": reward[1] is not None,
-    }
-    where = " AND ".join(["1", *(condition for condition, is_wanted in conditions.items() if is_wanted)])
-    return f"({'SELECT * FROM problems' if indexed else _PROBLEMS_THEN}) WHERE {where}"
-
-
-def list_tasksets(catalog: CatalogReader) -> list[str]:
-    """Return the tasksets that have groups."""
-    rows = catalog.rows("SELECT taskset FROM tasksets ORDER BY taskset")
-    return [row["taskset"] for row in rows]
 
 
 # --------------------------------------------------------------------------------------------- batches, letters
@@ -389,9 +291,9 @@ def find_batches(
         "SELECT batch, batch < :version AS trained, count(*) AS num_shares, sum(count) AS num_rollouts,"
         " max(written_at) AS written_at FROM batches WHERE written_at <= :at AND batch < coalesce(:before, batch + 1)"
         " GROUP BY batch ORDER BY batch DESC LIMIT :limit",
-        _values(moment, before=before, limit=limit),
+        values_at(moment, before=before, limit=limit),
     )
-    return [replace(found, trained=bool(found.trained)) for found in (_made(BatchRow, row) for row in rows)]
+    return [replace(found, trained=bool(found.trained)) for found in (row_as(BatchRow, row) for row in rows)]
 
 
 def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[BatchShare]:
@@ -400,7 +302,7 @@ def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[Batch
         "SELECT * FROM batches WHERE batch = :batch AND written_at <= :at ORDER BY share",
         {"batch": batch, "at": moment.at_s},
     )
-    return [_made(BatchShare, row) for row in rows]
+    return [row_as(BatchShare, row) for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,7 +329,7 @@ def find_letters_page(
     ids: Sequence[str] = (),
 ) -> list[Letter]:
     """Return dead letters, newest first: those with a reason, or those with these ids."""
-    where, values = ["at <= :at"], _values(moment, limit=limit, reason=reason, before=before)
+    where, values = ["at <= :at"], values_at(moment, limit=limit, reason=reason, before=before)
     if reason:
         where.append("reason = :reason")
     if before is not None:
@@ -437,12 +339,12 @@ def find_letters_page(
         where.append(f"id IN ({', '.join(f':{name}' for name in names)})")
         values |= names
     rows = catalog.rows(f"SELECT * FROM letters WHERE {' AND '.join(where)} ORDER BY offset DESC LIMIT :limit", values)
-    return [_made(Letter, row) for row in rows]
+    return [row_as(Letter, row) for row in rows]
 
 
 T = TypeVar("T")
 
 
-def _made(kind: type[T], row: Row) -> T:
+def row_as(kind: type[T], row: Row) -> T:
     """Return a data class whose fields are filled from the columns of the same names."""
     return kind(**{field.name: row[field.name] for field in fields(kind)})  # type: ignore[arg-type]  # a data class

@@ -15,12 +15,14 @@ from typing import Any
 from rftstream.contracts import codec
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.rollouts import Rollout, Turn
 from rftstream.contracts.versions import EvalResult
 from rftstream.errors import ContractError, RftError
 from rftstream.queries.audits.rows import Mark, NewRecords
 from rftstream.queries.catalog.database import CatalogDatabase, Connection
 from rftstream.queries.records.problem_list import text_of
+from rftstream.rewards.answers.boxes import find_answers
+from rftstream.rewards.answers.clean import bare_words
 from rftstream.runs.folder import OpenRun, open_store
 from rftstream.weights.stores.store import ObjectStore
 
@@ -35,6 +37,8 @@ RESULTS = 8
 """Results of evaluations whose samples one call reads."""
 HEAD, TAIL = 5_000, 3_000
 """Characters that are kept of the beginning and of the end of a text."""
+END = 600
+"""Characters at the end of what was said in which its answer is looked for."""
 SIBLING_BITS = 20
 """Bits of a text's id that hold the sibling's number."""
 Ends = Mapping[TopicPartition, int]
@@ -55,6 +59,17 @@ def said_in(rollout: Rollout) -> str:
 def asked_in(rollout: Rollout) -> str:
     """Return what a rollout was asked, as a catalog keeps it."""
     return "" if rollout.problem is None else cut_text(text_of(rollout.problem))
+
+
+def answer_in(turns: Iterable[Turn]) -> str | None:
+    """Return the answer at the end of a rollout, in the form in which answers are compared; None if it has none, or
+    was cut off. It is looked for as the rewards do, in the last characters alone."""
+    said = [turn for turn in turns if turn.role == "assistant"]
+    if not said or said[-1].finish_reason == "length":
+        return None
+    _, mark, marked = said[-1].content.rpartition("####")
+    found = [marked] if mark else [one.text for one in find_answers(said[-1].content[-END:])]
+    return bare_words(found[0])[:END] or None if found else None
 
 
 class TextReader:
@@ -150,12 +165,14 @@ def _write(db: Connection, records: list[Record]) -> None:
         versions = [segment.versions[0].version for segment in rollout.segments if segment.versions]
         number = rollout.ids.sequence << SIBLING_BITS | rollout.ids.sibling
         in_spaces = f" {' '.join(names)} " if names else ""
-        texts.append((number, said_in(rollout), in_spaces, versions[0] if versions else None))
+        texts.append((number, said_in(rollout), in_spaces, versions[0] if versions else None, answer_in(rollout.turns)))
         ids = split_group_id(rollout.ids.group_id)
         if ids is not None and rollout.problem is not None:
-            prompts.append((ids[0], min(ids[2], 1 << 62), asked_in(rollout)))
-    db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, ?)", texts)
-    db.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?)", dict.fromkeys(prompts))
+            reference = rollout.problem.answer
+            shown = None if reference is None else cut_text(reference)
+            prompts.append((ids[0], min(ids[2], 1 << 62), asked_in(rollout), shown))
+    db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, ?, ?)", texts)
+    db.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?)", dict.fromkeys(prompts))
     db.executemany("INSERT OR IGNORE INTO tools VALUES (?)", [(name,) for name in tools])
 
 

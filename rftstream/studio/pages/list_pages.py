@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.versions import EvalResult
-from rftstream.queries.catalog.finding import PAGE, GroupFilter, GroupRow, list_tasksets
+from rftstream.queries.catalog.finding import PAGE, GroupFilter, GroupRow
 from rftstream.queries.catalog.listing import (
     FATES,
     ORDERS,
@@ -27,6 +28,7 @@ from rftstream.queries.catalog.listing import (
     list_tools,
     list_versions,
 )
+from rftstream.queries.catalog.problems import list_tasksets
 from rftstream.queries.catalog.samples import count_changes, find_extreme_samples, find_samples, list_evaluated
 from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics
 from rftstream.queries.records.listed_texts import lacking_texts, read_texts
@@ -87,10 +89,14 @@ def rollouts(page: PageOfRun) -> Values:
 
 
 def filled(page: PageOfRun, listed: Sequence[ListedRollout]) -> dict[str, ListedRollout]:
-    """Return those of some rollouts, by id, whose texts the catalog has still to read, with their texts."""
-    if not (lacking := lacking_texts(listed)):
-        return {}
-    return page.run.look(lambda run, _: read_texts(run.transport, lacking, num_partitions=page.num_partitions))
+    """Return those of some rollouts, by id, whose texts the catalog has still to read: with their texts, or as not read
+    if it does not know yet where their records are."""
+    found = {} if page.snapshot.is_read else {
+        one.row.rollout_id: replace(one, is_read=False) for one in listed if one.row.rollout_offset is None
+    }  # fmt: skip
+    if lacking := lacking_texts(listed):
+        found |= page.run.look(lambda run, _: read_texts(run.transport, lacking, num_partitions=page.num_partitions))
+    return found
 
 
 def extremes(page: PageOfRun, wanted: Iterable[GroupFilter | int]) -> list[Extremes]:

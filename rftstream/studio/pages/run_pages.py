@@ -18,17 +18,14 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.catalog.counts import TopicRate, count_fates, count_letters, newest_time, read_rates
 from rftstream.queries.catalog.finding import (
     FATES,
-    ORDERS,
     PAGE,
     GroupFilter,
-    count_problems,
     find_batch,
     find_groups,
     find_letters_page,
-    find_problems,
     find_put_back,
-    list_tasksets,
 )
+from rftstream.queries.catalog.problems import ORDERS, count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.samples import list_evaluated
 from rftstream.queries.curves.evaluations import newest_and_best
 from rftstream.queries.curves.history import History
@@ -120,9 +117,10 @@ def problems(page: PageOfRun) -> Values:
     worst of their newest rollouts said."""
     taskset, order = page.asked("taskset")[:100], page.asked("order", "problem")
     skip, text, reward = page.number("skip") or 0, asked_text(page), asked_range(page, "reward")
+    version_from, doubtful = page.number("version_from"), bool(page.asked("doubtful"))
     found = find_problems(
-        page.catalog, page.moment, taskset=taskset, text=text, reward=reward, version_from=page.number("version_from"),
-        order=order, skip=skip, limit=PAGE + 1,
+        page.catalog, page.moment, taskset=taskset, text=text, reward=reward, version_from=version_from,
+        doubtful=doubtful, order=order, skip=skip, limit=PAGE + 1,
     )  # fmt: skip
     shown = found[:PAGE]
     which = [GroupFilter(taskset=one.taskset, problem=one.problem) for one in shown]
@@ -130,12 +128,20 @@ def problems(page: PageOfRun) -> Values:
         "problems": list(zip(shown, extremes(page, which), strict=True)),
         "num_problems": count_problems(page.catalog, page.moment, taskset=taskset),
         "num_found": None  # a text would have to be looked for in all prompts
-        if text or reward == (None, None)
-        else count_problems(page.catalog, page.moment, taskset=taskset, reward=reward),
+        if text or (reward == (None, None) and not doubtful)
+        else count_problems(
+            page.catalog,
+            page.moment,
+            taskset=taskset,
+            reward=reward,
+            version_from=version_from,
+            doubtful=doubtful,
+        ),
         "taskset": taskset,
         "text": text,
         "reward": reward,
-        "version_from": page.number("version_from"),
+        "version_from": version_from,
+        "doubtful": doubtful,
         "tasksets": list_tasksets(page.catalog),
         "order": order if order in ORDERS else "problem",
         "skip": skip,

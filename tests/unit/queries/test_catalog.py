@@ -26,10 +26,10 @@ from rftstream.queries.catalog.finding import (
     find_group,
     find_groups,
     find_letters_page,
-    find_problems,
     find_put_back,
 )
 from rftstream.queries.catalog.moments import Moment, find_moment
+from rftstream.queries.catalog.problems import find_problems
 from rftstream.queries.catalog.updating import FILE, CatalogUpdater
 from rftstream.queries.curves.history import HistoryReader, read_history
 from rftstream.runs.folder import OpenRun, RunFolder

@@ -19,15 +19,9 @@ from rftstream.contracts.summaries import Summary
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
-from rftstream.queries.catalog.finding import (
-    ORDERS,
-    GroupFilter,
-    count_problems,
-    find_groups,
-    find_problems,
-    list_tasksets,
-)
+from rftstream.queries.catalog.finding import GroupFilter, find_groups
 from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.catalog.problems import ORDERS, count_problems, find_problems, list_tasksets
 from rftstream.queries.curves import coarse
 from rftstream.queries.curves.history import CoarseHistory, HistoryReader, read_glance, read_history
 from rftstream.queries.curves.model_card import card_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,18 @@ from pathlib import Path
 import pytest
 
 import rftstream
+from rftstream.contracts.rollouts import RolloutStatus, Turn
 from rftstream.queries.catalog import listing, samples
 from rftstream.queries.catalog.database import CatalogReader
-from rftstream.queries.catalog.finding import GroupFilter, find_groups, find_problems
+from rftstream.queries.catalog.finding import GroupFilter, find_groups
 from rftstream.queries.catalog.listing import RolloutFilter, find_extremes, find_rollouts
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.catalog.texts import HEAD, TAIL, cut_text
+from rftstream.queries.catalog.problems import count_problems, find_problems
+from rftstream.queries.catalog.texts import HEAD, TAIL, answer_in, cut_text
 from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun, open_run
+from tests import text_run
+from tests.suite.each import each
 from tests.text_run import Said, make_text_run, read_said
 
 
@@ -30,10 +35,33 @@ class Scene:
     now: Moment
 
 
+class Mislabelled(text_run.Story):
+    """A story whose reference answer is wrong: nearly each attempt gives the right one, which earns nothing."""
+
+    @property
+    def answer(self) -> int:
+        return super().answer + 7
+
+    def say(self, draw: random.Random, skill: float) -> tuple[tuple[Turn, ...], RolloutStatus, float]:
+        turns, status, reward = text_run.Story(self.numbers).say(draw, 0.95)
+        return turns, status, min(reward, 0.1)
+
+
+MISLABELLED = (17, 41)
+
+
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("texts") / "words"
-    make_text_run(folder, 500)
+
+    def stories(count: int, seed: int) -> list[text_run.Story]:
+        found = make_stories(count, seed)
+        return [Mislabelled(one.numbers) if i in MISLABELLED else one for i, one in enumerate(found)]
+
+    make_stories = text_run.stories
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_run, "stories", stories)
+        make_text_run(folder, 500)
     follower = RunFollower(open_run(folder))
     while follower.look().has_more:
         pass
@@ -145,6 +173,48 @@ def test_problems_by_prompt_and_reward(scene: Scene) -> None:
     for order, opposite in (("seen", "rare"), ("problem", "last")):
         there, back = (find_problems(scene.catalog, scene.now, order=one, limit=1000) for one in (order, opposite))
         assert there == back[::-1]
+
+
+def test_problems_whose_reference_answer_may_be_wrong(scene: Scene) -> None:
+    """Those of which no attempt was right though most give one answer, and no others."""
+    stories = text_run.stories(text_run.NUM_PROBLEMS, 1)
+    found = find_problems(scene.catalog, scene.now, doubtful=True, limit=1000)
+    assert sorted(one.problem for one in found) == sorted(MISLABELLED)
+    for one in found:
+        tried = [said for said in scene.said if said.problem == one.problem and said.reward is not None]
+        right = stories[one.problem].answer
+        assert one.num_answers == len(tried) >= 8 and one.answer == str(right + 7) and one.agreed == str(right)
+        assert one.num_agreed == sum(f"has {right} " in said.text and said.status != "truncated" for said in tried)
+    shares = [one.num_agreed / one.num_answers for one in found if one.num_agreed and one.num_answers]
+    assert len(shares) == 2 and shares == sorted(shares, reverse=True)
+    assert count_problems(scene.catalog, scene.now, doubtful=True) == 2
+    assert count_problems(scene.catalog, scene.now, doubtful=True, version_from=999) == 0
+    every = find_problems(scene.catalog, scene.now, limit=1000)
+    assert {(one.agreed, one.num_agreed) for one in every} == {(None, None)} and all(one.answer for one in every)
+    with rftstream.open(scene.run.folder.path) as run:
+        assert run.problems(doubtful=True).to_pandas(["problem", "agreed"]).problem.tolist() == [
+            one.problem for one in found
+        ]
+
+
+@each(
+    ("said", "answer"),
+    [
+        (("12",), "12"),
+        (("5 + 7 = 12\n#### 12 ",), "12"),
+        (("<think>it is 11</think>The answer is 12.",), "12"),
+        ((r"So \boxed{11}, no: \boxed{12}",), "12"),
+        (("I ask.", "The answer is **Paris**."), "paris"),
+        ((f"The answer is 11. {'word ' * 200}",), None),
+        (("",), None),
+        ((), None),
+    ],
+)
+def test_the_answer_of_a_rollout(said: tuple[str, ...], answer: str | None) -> None:
+    whole, cut = (
+        [Turn(role="assistant", content=text, finish_reason=why) for text in said] for why in ("stop", "length")
+    )
+    assert answer_in([*whole, Turn(role="tool", content="13")]) == answer and answer_in(cut) is None
 
 
 def test_versions_are_listed_from_the_first_group_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

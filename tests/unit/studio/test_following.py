@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -100,6 +101,21 @@ def test_rows_on_the_screen_have_their_texts_first(behind: tuple[WatchedRun, Tes
     said = re.findall(r'<a class="line"[^>]*>(.*?)</a>', text)
     assert said and not [one for one in said if "not read yet" in one], said
     assert re.search(r'class="asked"[^>]*>\d\+\d=<', text), "what they were asked, too"
+    assert (">being read<" in text) is (address == "/problems"), "the reference answers"
+
+
+def test_a_text_whose_record_the_index_has_not_come_to_is_not_no_text(
+    behind: tuple[WatchedRun, TestClient], simulation: Simulation
+) -> None:
+    watched, browser = behind
+    with closing(sqlite3.connect(simulation.folder.index / "studio.sqlite3")) as index, index:
+        index.execute("UPDATE rollouts SET rollout_offset = NULL")  # outcomes are read first
+    read = watched.snapshot
+    for is_read, said, unsaid in ((False, "text not read yet", "no text"), (True, "no text", "text not read yet")):
+        watched.snapshot = replace(read, is_read=is_read, revision=read.revision + 1 + is_read)
+        for page in ("/problems", "/groups"):
+            text = browser.get(f"/runs/demo{page}").text
+            assert said in text and unsaid not in text, (page, is_read)
 
 
 def test_texts_beyond_the_most_are_not_read_yet(
