@@ -237,8 +237,13 @@ def charts_by_hand(browser: Browser, address: str) -> None:
         theme.locator("summary").click()
         theme.locator(".u-over").first.wait_for()
     assert tab.barriers() == []
-    page.locator(".pick summary").press("Enter")  # a click may miss it while charts that were opened take their room
+    page.locator(".pick summary").click()
     page.get_by_role("checkbox", name="Loss").check()
+    page.evaluate("document.querySelector('#view h1').textContent = ''")
+    while page.locator("#view h1").inner_text() != "Charts":  # until news of the run have come into the page
+        page.evaluate("document.querySelector('#live').dispatchEvent(new Event('changed'))")
+        page.wait_for_timeout(200)
+    assert page.get_by_role("checkbox", name="Loss").is_checked(), "what was opened and chosen stays"
     page.get_by_role("button", name="Show these").click()
     page.wait_for_url(re.compile("show=Loss"))
     assert page.locator("h1").inner_text() == "Loss" and page.locator("figure.chart").count() == 1
