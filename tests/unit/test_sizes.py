@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_500,
-    "queries": 14_500,
+    "queries": 14_550,
     "replay": 900,
     "rewards": 8_500,
     "roles": 10_550,

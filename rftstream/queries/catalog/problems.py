@@ -36,7 +36,7 @@ class ProblemRow:
     answer: str | None
     """Its reference answer; None until texts are read, too."""
     agreed: str | None
-    """Of a doubtful problem: the answer that most of its attempts gave."""
+    """The answer that most of its attempts gave; None: the problem is not doubtful, or nobody asked."""
     num_agreed: int | None
     """Attempts that gave it."""
     num_answers: int | None
