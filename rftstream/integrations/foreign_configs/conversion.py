@@ -257,7 +257,11 @@ class Conversion:
                     f"({kind}), it stays constant"
                 )
         else:
-            self.leave(name, f"{kind!r}: there are constant, linear and cosine; constant stands in its place")
+            self.put_placeholder("trainer.lr_schedule", "constant", name)
+            self.ask(
+                f"{name} = {kind!r} has no counterpart: after its warm-up the learning rate stays constant, until "
+                "trainer.lr_schedule says linear or cosine"
+            )
         if not warmup or warmup < 0:
             return
         if warmup >= 1:
