@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from rftstream.launch.result import RunResult
 
 DEFAULT_FILE = "rftstream.toml"
+TOLD_EVERY_S = 10.0
+"""Seconds between two lines about long work, where there is no terminal."""
 
 files_argument = click.argument("files", metavar="[FILE]...", nargs=-1, type=RunFile(), envvar="RFTSTREAM_CONFIG")
 run_argument = click.argument("run", metavar="RUN", type=RunPath())
@@ -166,18 +170,38 @@ def can_dim() -> bool:
 
 
 @contextmanager
-def at_work(what: str, *, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal which work takes time inside the block. Yield a function that names the next phase of it,
-    which elsewhere becomes a line on stderr with `lines`. What a user's own code prints meanwhile goes to stderr, since
+def at_work(what: str, *, lines: bool = False, at_intervals: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal which work takes time inside the block. Yield a function that names the next phase of it.
+    Elsewhere the phase becomes a line on stderr: with `lines` when it begins, with `at_intervals` every TOLD_EVERY_S
+    seconds, by a thread, so not round work that forks. What a user's own code prints meanwhile goes to stderr, since
     scripts read stdout."""
     with redirect_stdout(sys.stderr):
         if not sys.stderr.isatty():
-            yield (lambda phase: say(f"{phase} ...")) if lines else (lambda phase: None)
+            with _told_at_intervals(what) if at_intervals else nullcontext(lambda phase: None) as note:
+                yield (lambda phase: say(f"{phase} ...")) if lines else note
             return
         from rich.console import Console
 
         with Console(stderr=True).status(f"{what} ...") as status:
             yield lambda phase: status.update(f"{phase} ...")
+
+
+@contextmanager
+def _told_at_intervals(what: str) -> Iterator[Callable[[str], None]]:
+    """Print the newest phase at intervals during the block. Yield a function that names it."""
+    phases, ended = deque([what], maxlen=1), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(TOLD_EVERY_S):
+            say(f"{phases[-1]} ...")
+
+    teller = threading.Thread(target=tell, name="tell", daemon=True)
+    teller.start()
+    try:
+        yield phases.append
+    finally:
+        ended.set()
+        teller.join()
 
 
 def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:

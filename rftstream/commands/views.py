@@ -143,8 +143,8 @@ def _audit(run: Path, no_index: bool, decisions: bool) -> AuditReport:
     from rftstream.queries.decisions.recompute import recompute_run
 
     with opened_run(run) as opened:
-        with indexed(opened, no_index) as index, at_work("reading the log"):
-            report = count(opened.transport, index)
+        with indexed(opened, no_index) as index, at_work("reading the log", at_intervals=True) as doing:
+            report = count(opened.transport, index, doing=doing)
         if decisions:
             with at_work("asking the operators again"):
                 report = replace(report, recomputation=recompute_run(opened))

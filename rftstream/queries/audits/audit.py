@@ -48,7 +48,7 @@ from rftstream.queries.audits.summary_check import (
     read_summaries,
     summary_problems,
 )
-from rftstream.queries.facts.database import Index, StoreError
+from rftstream.queries.facts.database import Doing, Index, StoreError
 from rftstream.queries.formatting import plural
 from rftstream.queries.people.feedback import count_feedback, has_feedback
 from rftstream.roles.buffer import BUFFER
@@ -66,11 +66,12 @@ _NAMES = {fate: name for name, fate in OUTCOMES.items()} | dict.fromkeys((PENDIN
 MAX_TRIES = 5
 
 
-def audit(transport: Transport, index: Index | None = None) -> AuditReport:
+def audit(transport: Transport, index: Index | None = None, *, doing: Doing = lambda phase: None) -> AuditReport:
     """Count every rollout and group by its fate. The whole log is read once; with an index, only its new records are.
 
     Only `outcomes` is read with bodies. Memory does not grow with the run. Groups whose records were deleted are
-    counted by the numbers on `control`. If a trainer deletes more during the audit, the log is read again.
+    counted by the numbers on `control`. If a trainer deletes more during the audit, the log is read again. `doing` is
+    told each phase, and how far it is.
     """
     with contextlib.ExitStack() as stack:
         if index is None:
@@ -78,18 +79,18 @@ def audit(transport: Transport, index: Index | None = None) -> AuditReport:
         for _ in range(MAX_TRIES):
             said = read_control(transport).deleted
             try:
-                report = _audit(transport, index, said)
+                report = _audit(transport, index, said, doing)
             except StoreError as error:
                 if index.folder is None:
                     raise
                 index.give_up(error)
-                report = _audit(transport, index, said)
+                report = _audit(transport, index, said, doing)
             if not _deleted(transport, said) or read_control(transport).deleted == said:
                 break
     return report
 
 
-def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
+def _audit(transport: Transport, index: Index, said: Trimmed, doing: Doing) -> AuditReport:
     """Audit the log once. `said` is the state of deletions on `control`, read before everything else."""
     log = Log(transport)
     for table, columns in TEMPORARY.items():
@@ -102,17 +103,20 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
     summaries = read_summaries(log)
     log = LogAtMoment(log)
     steps = _read_steps(index, log, summarised := Steps(summaries))
-    foreign, rest = _read(index, log, said)
+    foreign, rest = _read(index, log, said, doing)
+    doing("counting what became of them")
     make_views(index, said, version=steps.version, claimed=claimed_tasks(log))
     of_tasks = f"SELECT count(*) FROM on_tasks WHERE (sequence < 0 OR sequence >= {said.sequence})"
     foreign["tasks"] = index.number(of_tasks) - index.number("SELECT count(*) FROM all_tasks")
     fates, operators = _count_fates(index, said), count_totals(index, control)
     flow = ("tasks", "rollouts", "verified", "batches")
+    doing("looking for twins")
     repeated = {topic: twins_on(index, topic) for topic in ("steps", "outcomes", *flow, "partials", *rest)}
     twins, copies = without_copies(log, repeated)
     num_shares = len(log.ends("batches"))
     demonstrations, of_demonstrations = count_demonstrations(index, log, steps.version, num_shares=num_shares)
     people, of_people = count_feedback(log)
+    doing("looking for contradictions")
     contradictions = [
         *_deleted(transport, said),
         *_counted(index, said),
@@ -177,21 +181,21 @@ class LogAtMoment(Log):
         return {place: end for place, end in found if partitions is None or place.partition in partitions}
 
 
-def _read(index: Index, log: Log, said: Trimmed) -> tuple[dict[str, int], list[str]]:
+def _read(index: Index, log: Log, said: Trimmed, doing: Doing) -> tuple[dict[str, int], list[str]]:
     """Read the new records of every topic, from the end of the flow to its beginning. Return the number of foreign
     records of some topics, and the topics beside the flow."""
     foreign = {}
-    index.read(log, "outcomes")
+    index.read(log, "outcomes", doing)
     foreign["outcomes"] = note_foreign_outcomes(index, log)
-    index.read(log, "batches")
+    index.read(log, "batches", doing)
     foreign["batches"] = note_foreign_experiences(index, log, said)
     for topic in ("verified", "rollouts", "partials", "tasks"):
-        index.read(log, topic)
+        index.read(log, topic, doing)
     there = log.transport.admin.topics()
     written = ("questions", "judgements") if has_feedback(log) else ()
     rest = ["experts", *(topic for topic in ("problems", *written) if topic in there), "weights"]
     for topic in rest:
-        index.read(log, topic)
+        index.read(log, topic, doing)
     foreign["weights"] = note_foreign_announcements(index, log)
     index.keep()
     return foreign, rest

@@ -20,7 +20,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ CACHE_KIB = 32 * 1024
 """Kibibytes of pages that are kept in memory."""
 _CHUNK_BYTES = 1 << 20
 
+Doing = Callable[[str], None]
+"""Function that is told the next phase of work that takes time."""
 StoreError = sqlite3.Error
 """Error for a damaged file, or for a full disk."""
 
@@ -84,29 +86,32 @@ class Index:
 
     # ------------------------------------------------------------------------------------------ reading on
 
-    def read(self, log: Log, topic: str) -> None:
-        """Read the topic up to its current end. `keep` makes the new rows permanent."""
+    def read(self, log: Log, topic: str, doing: Doing = lambda phase: None) -> None:
+        """Read the topic up to its current end. `keep` makes the new rows permanent. `doing` is told how far it is."""
         if not self._db.in_transaction:
             self._db.execute("BEGIN IMMEDIATE")
         try:
-            self._read(log, topic)
+            self._read(log, topic, doing)
         except LogChanged as error:
             self.notes.append(
                 f"{topic if self.folder is None else self.folder / topic}: of another log ({error}); rebuilt"
             )
             self._forget(topic)
-            self._read(log, topic)
+            self._read(log, topic, doing)
 
-    def _read(self, log: Log, topic: str) -> None:
+    def _read(self, log: Log, topic: str, doing: Doing) -> None:
         if TOPICS[topic].compacted:
             self._forget(topic)
         begins = dict(self._db.execute("SELECT partition, begin FROM marks WHERE topic = ?", (topic,)))
         marks = self.marks(topic)
         known, writer = dict(marks), FactsWriter(self._db)
-        reader = NewRecords(log.transport, bodies=topic == "outcomes")
+        reader, ends = NewRecords(log.transport, bodies=topic == "outcomes"), log.ends(topic)
         try:
-            for records in reader.read(topic, marks, log.ends(topic)):
+            for records in reader.read(topic, marks, ends):
                 writer.absorb(topic, records)
+                doing(
+                    f"reading {topic}, {sum(mark.end for mark in marks.values()):,} of {sum(ends.values()):,} offsets"
+                )
         finally:
             reader.rest()
         there = log.transport.admin.begin_offsets(topic)
