@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_900,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_500,
+    "preflight": 4_550,
     "queries": 14_550,
     "replay": 900,
     "rewards": 8_500,

@@ -411,6 +411,11 @@ def _disk_lines(disk: DiskEstimate) -> list[str]:
                     f"{disk.snapshots} snapshots of {size(disk.snapshot_bytes)}{elsewhere}",
                 ),
                 (
+                    "deltas",
+                    size(disk.delta_bytes * disk.deltas),
+                    f"{disk.deltas} of some {size(disk.delta_bytes)}, by the learning rate and the dtype{elsewhere}",
+                ),
+                (
                     "checkpoints",
                     size(disk.checkpoint_bytes * disk.checkpoints),
                     f"{disk.checkpoints} of {size(disk.checkpoint_bytes)}: float32 masters and moments{elsewhere}",

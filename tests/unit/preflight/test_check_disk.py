@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,26 @@ def test_the_newest_records_stand_in_the_journal_once_more(write: Write) -> None
     assert many.total_bytes == many.log_bytes + (64 << 20) + many.weights_bytes + many.snapshot_bytes
     away = check(write(transport__kind="memory")).disk
     assert away is not None and away.journal_bytes == 0
+
+
+@pytest.mark.parametrize(("settings", "share", "deltas"), [
+    ({"model__dtype": "bfloat16", "trainer__lr": 5e-6}, 1 / 335, 98),
+    ({"model__dtype": "bfloat16", "trainer__lr": 1e-5}, 1 / 205, 98),
+    ({"model__dtype": "bfloat16", "trainer__lr": 1e-8}, 1 / 621, 98),
+    ({"model__dtype": "bfloat16", "trainer__lr": 1e-2}, 1, 98),
+    ({"model__dtype": "float32", "trainer__lr": 5e-6}, 1, 98),
+    ({"weights__anchor_every": 1}, 1, 0),
+    ({"run__steps": 7}, 1, 7),
+])  # fmt: skip
+def test_deltas_count(write: Write, settings: dict[str, Any], share: float, deltas: int) -> None:
+    """Between the newest anchors, and from an anchor to each other version that is kept."""
+    report = fine(write(**{"run__steps": 10**6, "trainer__keep_checkpoints": 2, **settings}))
+    disk = report.disk
+    assert disk is not None and disk.deltas == deltas
+    assert disk.delta_bytes == pytest.approx(disk.snapshot_bytes * share, rel=0.01)
+    versions = disk.snapshot_bytes * disk.snapshots + disk.delta_bytes * disk.deltas
+    assert disk.weights_bytes == versions + disk.checkpoint_bytes * disk.checkpoints
+    assert f"{disk.deltas} of some {size(disk.delta_bytes)}, by" in report.to_text()
 
 
 def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
