@@ -165,7 +165,7 @@ _COMMANDS = {
     "unpause": "unhold",
     "experts": "demonstrations sft",
     "worker": "join",
-    "studio": "compare diff",
+    "studio": "compare diff report",
 }
 
 COMMANDS = {name: here for here, names in _COMMANDS.items() for name in names.split()} | {

@@ -18,6 +18,7 @@ from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import RftError
 from rftstream.launch.display.progress import Onlooker, ProgressView, open_progress
+from rftstream.launch.display.progress_text import paused_line
 from rftstream.launch.display.watch import Watch
 from rftstream.launch.logging import TextFormatter
 from rftstream.launch.result import RunResult, result_of
@@ -70,6 +71,8 @@ class RunSession:
         self._signal = ""
         """Name of the last signal that interrupted the session."""
         self._is_answered = False
+        self._paused: str | None = None
+        """Line of who paused the run, as it was last noted; None if it goes on."""
         self._notes = notes_file(folder)
         self._stream = cast(TextIO, Onlooker(options.stream or sys.stdout, self._unshown))
 
@@ -143,6 +146,7 @@ class RunSession:
                     self._act_on_interrupts(supervisor)
                     supervisor.poll(observer.control, observer.curve.version)
                     self._progress.update(news)
+                    self._note_pause(paused_line(watch))
                     targets.update(supervisor.slots)
                     self._track(news, observer.control)
                     transport.wait([observer.reader], LOOK_EVERY_S)
@@ -245,6 +249,12 @@ class RunSession:
             self._progress.note(text)
         else:
             print(text, file=self._stream, flush=True)
+
+    def _note_pause(self, paused: str | None) -> None:
+        """Write to logs/run.log that the run was paused, and that it goes on; the progress view says so by itself."""
+        if paused != self._paused:
+            self._notes.info(paused or "not paused any more")
+            self._paused = paused
 
     def _unshown(self, text: str) -> None:
         self._notes.warning(text)

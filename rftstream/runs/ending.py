@@ -30,6 +30,7 @@ _LINE = re.compile(
     r"(\S+ \S+)\.\d+ (?:INFO|ERROR) +run (?:begins pid=\d+|ended by=(\S+)(?: exit_code=(\d+))?(?: error=(.*))?)$"
 )
 _CHANGED = re.compile(r"(\S+ \S+)\.\d+ WARNING +run changed: (.*)$")
+_RESTARTED = re.compile(r"(\S+ \S+)\.\d+ WARNING +run (\S+) ended \((.*?)\)(.*); starting again in [\d.]+ s$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,39 @@ def read_changes(folder: RunFolder) -> list[str]:
     except OSError:
         return []
     return found[-6:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """How often a process of a run died and was started again here. `read_restarts` makes it."""
+
+    process: str
+    count: int
+    last_at: str
+    """When it died last, as the log has it."""
+    last: str
+    """How it died then."""
+
+    def to_text(self) -> str:
+        """Return it in words."""
+        times = "once" if self.count == 1 else f"{self.count:,} times, last"
+        return f"{self.process} {times} at {self.last_at}: {shorten(self.last, 200, placeholder=' ...')}"
+
+
+def read_restarts(folder: RunFolder) -> tuple[Restarts, ...]:
+    """Return which processes died and were started again here, over all sessions, those that died last at the end."""
+    found: dict[str, Restarts] = {}
+    try:
+        with (folder.logs / RUN_LOG).open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if (match := _RESTARTED.match(line)) is not None:
+                    at, process, how, error = match.groups()
+                    before = found.pop(process, None)
+                    count, last = 1 + (before.count if before else 0), secrets.hidden(how + error)
+                    found[process] = Restarts(process=process, count=count, last_at=at, last=last)
+    except OSError:
+        return ()
+    return tuple(found.values())
 
 
 def _ending(moment: str, by: str | None, exit_code: str | None, error: str | None) -> Ending:

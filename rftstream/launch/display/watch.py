@@ -174,8 +174,10 @@ class Watch:
         recent = self.observer.curve.recent
         if len(recent) < 2:
             return None
-        slow = recent[-min(len(recent), 1 + RATE_OVER_STEPS)].recorded_at  # not from before a stop or a pause
-        since = min(recent[-1].recorded_at - RATE_OVER_S, max(slow, self._moving_since))
+        slow = recent[-min(len(recent), 1 + RATE_OVER_STEPS)].recorded_at
+        since = min(recent[-1].recorded_at - RATE_OVER_S, slow)
+        if recent[-1].recorded_at >= self._moving_since:  # none from before a stop or a pause
+            since = max(since, self._moving_since)
         steps = [step for step in recent if step.recorded_at >= since]
         seconds = steps[-1].recorded_at - steps[0].recorded_at
         if seconds <= 0:

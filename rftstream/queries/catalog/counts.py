@@ -161,15 +161,16 @@ class TopicRate:
 
 
 def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: float = 120.0) -> dict[str, TopicRate]:
-    """Return the rate of each topic over the last `window_s` seconds before the moment, or over the time of a shorter
-    run. `now` is the current time, or that of the newest record of a run that does not go on."""
+    """Return the rate of each topic over the last `window_s` seconds before the moment, or since the first rollouts of
+    a shorter run: workers that load models have no speed yet. `now` is the current time, or that of the newest record
+    of a run that does not go on."""
     end = min(now, moment.at_s)
     first = catalog.row(
-        "SELECT min(at) AS at FROM (SELECT min(admitted_at) AS at FROM groups UNION ALL"
-        " SELECT (SELECT written_at FROM batches ORDER BY batch, share LIMIT 1))"
+        "SELECT coalesce((SELECT min(bucket) FROM rates WHERE topic = 'rollouts'),"
+        " (SELECT min(bucket) FROM rates)) AS bucket"
     )
-    begin = (end - window_s) // BUCKET_S
-    began = end if first is None or first["at"] is None else float(first["at"])
+    began = end if first is None or first["bucket"] is None else float(first["bucket"]) * BUCKET_S
+    begin = max((end - window_s) // BUCKET_S, began // BUCKET_S - 1)
     seconds = max(1.0, end - max(began, (begin + 1) * BUCKET_S))
     rows = catalog.rows(
         "SELECT topic, sum(records) AS total, sum(CASE WHEN bucket > :begin THEN records ELSE 0 END) AS records,"

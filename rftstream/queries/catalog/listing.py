@@ -36,6 +36,7 @@ ORDERS = {
 FATES = {
     "trained": "r.fate = 0 AND g.batch < :version AND r.decided_at <= :at",
     "pending": "(r.fate IS NULL OR r.decided_at > :at OR (r.fate = 0 AND g.batch >= :version))",
+    "batched": "r.fate = 0 AND g.batch >= :version AND r.decided_at <= :at",
     "expired": "r.fate = 1 AND r.decided_at <= :at",
     "filtered": "r.fate = 2 AND r.decided_at <= :at",
     "dead": "r.fate = 3 AND r.decided_at <= :at",

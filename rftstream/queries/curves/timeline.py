@@ -114,7 +114,7 @@ class Timeline:
             first = "training takes most, then {}."
         if sampling is None or scoring is None:
             return f"{waits}."
-        if sampling >= MOSTLY:
+        if sampling >= MOSTLY or 1 - sampling < waiting / 2:  # explorers are idle far less than the trainer
             return f"{waits}: {first.format('sampling')}"
         if scoring >= MOSTLY:
             return f"{waits}: {first.format('scoring')}"

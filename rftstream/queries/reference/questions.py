@@ -98,6 +98,18 @@ QUESTIONS = (
         "--versions 0,100`: versions beside each other",
     ),
     PlainQuestion(
+        example="was anything lost",
+        words=("anything something nothing", "lose lost miss missing"),
+        answer="`rftstream audit RUN` counts from the log what became of every rollout, and exits with 1 if one is "
+        "missing or there twice",
+    ),
+    PlainQuestion(
+        example="what happened overnight",
+        words=("happen happened overnight",),
+        answer="`rftstream status RUN` says where it stands, and what was changed and restarted; `rftstream logs RUN "
+        "--troubles` shows warnings and errors, `rftstream logs RUN --role run` pauses, too",
+    ),
+    PlainQuestion(
         example="how long will it take",
         words=("long time eta remaining", "take left eta remaining until last"),
         answer="`rftstream check FILE` estimates it before a run; `rftstream status RUN` says how far a run is",

@@ -27,6 +27,8 @@ FLOW = (
     (RoleName.trainer, "weights"),
 )
 """Each role, with the topic that it writes for the next role."""
+MANY_RESTARTS = 3
+"""Number of deaths of a process from which they are a problem: one restart is as it should be."""
 STILL_S = 600.0
 """Seconds without a step after which a run that should move is reported."""
 
@@ -136,6 +138,9 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
         error = f"; most of them: {status.dead_errors[0].error}" if status.dead_errors else ""
         found.append(Trouble(title=plural(letters, "dead letter"), text=reasons + error, severe=False, page="dead"))
+    if often := [one.to_text() for one in status.restarts if one.count >= MANY_RESTARTS]:
+        text = f"{'; '.join(often)}: `rftstream logs RUN --troubles` has all"
+        found.append(Trouble(title="restarted", text=text, severe=False))
     current = status.history.current
     if status.state == "running" and current is not None and current.recorded_at:
         since = now - current.recorded_at

@@ -40,7 +40,7 @@ from rftstream.queries.state.standstill import (
 )
 from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, claims_table, workers_table
 from rftstream.queries.traces.lineage import Origin, origin_of
-from rftstream.runs.ending import Ending, read_changes
+from rftstream.runs.ending import Ending, Restarts, read_changes, read_restarts
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.making.elsewhere import steps_of, way_on
 from rftstream.runs.modules import edited_modules
@@ -63,7 +63,7 @@ class Status(Report):
     """The status of a run. `read_status` makes it; `rftstream status` prints it."""
 
     JSON = (
-        "run run_dir=folder state live elsewhere stopped desired finished=finished_to_json origin "
+        "run run_dir=folder state live elsewhere stopped restarts desired finished=finished_to_json origin "
         "exports=exports_to_json created_at=control.manifest.created_at version=history.version trainer_epoch "
         "step=history.num_steps steps=num_steps seconds_left stage reward no_signal training_signs reward_signs "
         "spent=history.spent reward_changes staleness failing standstill evaluations=evaluations_to_json best groups "
@@ -143,6 +143,11 @@ class Status(Report):
         """An estimate of the seconds until the steps are done; None if the run stands still or nothing tells."""
         moves = self.state == "running" and self.standstill is None
         return self.history.seconds_left(self.num_steps, self.read_at) if moves else None
+
+    @property
+    def restarts(self) -> tuple[Restarts, ...]:
+        """Processes that died here and were started again."""
+        return read_restarts(RunFolder(Path(self.folder)))
 
     @property
     def trainer_epoch(self) -> int:
@@ -339,27 +344,25 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
 
 def _text(status: Status, now: float) -> list[str]:
     rows = [("state", _state_sentence(status)), *_troubles(status), *_training(status, now), *_flow(status, now)]
-    heard = status.heard if status.live or status.elsewhere else None
     return [
-        f"{status.run}  {status.folder}",
-        "",
+        *(f"{status.run}  {status.folder}", ""),
         *columns(rows, left=2, indent="  "),
         *claims_table(status.control, status.signs, now),
-        *workers_table(status.workers, heard, now),
+        *workers_table(status.workers, status.heard if status.live or status.elsewhere else None, now),
     ]
 
 
 def _troubles(status: Status) -> Iterator[tuple[str, str]]:
-    if status.stopped is not None:
-        yield "stopped by", _ending_sentence(status.stopped)
-    if status.standstill is not None:
-        yield "stands still", status.standstill.to_text()
+    yield from () if status.stopped is None else (("stopped by", _ending_sentence(status.stopped)),)
+    yield from (("restarted", one.to_text()) for one in status.restarts)
+    yield from () if status.standstill is None else (("stands still", status.standstill.to_text()),)
     yield from (("fails", one.to_text()) for one in status.failing)
     if (origin := status.origin) is not None:
         yield "made of", f"{origin.run}: {origin.how}"
         yield from (("changed", line) for line in origin.changed)
-    yield from (("changed", line) for line in read_changes(RunFolder(Path(status.folder))))
-    yield from (("edited", line) for line in (edited_modules(RunFolder(Path(status.folder))) if status.live else ()))
+    folder = RunFolder(Path(status.folder))
+    yield from (("changed", line) for line in read_changes(folder))
+    yield from (("edited", line) for line in (edited_modules(folder) if status.live else ()))
 
 
 def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
@@ -370,8 +373,7 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
         version += f", recorded {duration(now - history.current.recorded_at)} ago"
     left = "" if (left_s := status.seconds_left) is None else f"some {duration(left_s)} left"
     yield "version", "; ".join(filter(None, (version, history.again, left)))
-    if status.stage is not None:
-        yield "stage", status.stage
+    yield from () if status.stage is None else (("stage", status.stage),)
     if reward["last"] is not None:
         num_steps = min(NUM_SMOOTHED, len(history.rewards()))
         mean = f", mean of the last {num_steps} steps {number(reward[f'mean_{NUM_SMOOTHED}'])}"

@@ -22,6 +22,7 @@ from rftstream.api.run import Run
 from rftstream.config import loader
 from rftstream.contracts.rollouts import Rollout
 from rftstream.queries.audits.audit import audit
+from rftstream.queries.catalog.finding import FATES
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.curves.history import read_history
@@ -215,6 +216,8 @@ def test_each_table_is_iterated_framed_and_shown(demo: Run, name: str) -> None:
 def test_reports_are_those_of_the_commands_and_show_themselves(demo: Run) -> None:
     opened = demo._index.run
     one = demo.rollouts(taskset="more", fate="trained").first()
+    found = {rollout.fate for fate in FATES for rollout in demo.rollouts(fate=fate)}
+    assert found == {*demo.rollouts().to_pandas().fate}, "each of the column's words is one of the filter"
     assert one is not None
     assert demo.audit().to_json() == audit(opened.transport).to_json() and demo.audit().fine
     assert demo.trace(one.rollout_id).to_json() == trace(opened, one.rollout_id).to_json()

@@ -83,6 +83,7 @@ def test_pauses_that_somebody_asked_for_take_no_time() -> None:
         (0.1, None, None, "training is what takes the time."),
         (0.5, 0.9, 0.9, "50% of the time: sampling is"),
         (0.4, 0.9, 0.1, "trains 60% of the time, and waits for a batch 40% of it: training takes most, then sampling."),
+        (0.66, 0.79, 0.19, "66% of the time: sampling is"),
         (0.5, 0.3, 0.9, "50% of the time: scoring is"),
         (0.5, 0.4, 0.3, "explorers have nothing to sample 60% of it: they wait for each other"),
         (0.5, None, None, "waits for a batch 50% of the time."),
