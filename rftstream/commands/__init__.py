@@ -65,6 +65,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "status": "rftstream.commands.views:status",
         "plot": "rftstream.commands.views:plot",
         "studio": "rftstream.commands.studio:studio",
+        "diff": "rftstream.commands.views:diff",
         "audit": "rftstream.commands.views:audit",
         "inspect": "rftstream.commands.views:inspect",
         "trace": "rftstream.commands.trace:trace",

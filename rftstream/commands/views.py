@@ -1,4 +1,4 @@
-"""The commands `check`, `status`, `audit`, `inspect`, `plot` and `list`, which only read."""
+"""The commands `check`, `status`, `diff`, `audit`, `inspect`, `plot` and `list`, which only read."""
 
 from __future__ import annotations
 
@@ -97,6 +97,23 @@ def status(run: Path, layers: tuple[Path, ...], as_json: bool, within_s: float) 
             return read_status(opened, doing=doing)
 
     found = answer_within(within_s, ask)
+    print_out(found.to_json() if as_json else found.to_text())
+
+
+@command("rftstream diff runs/first runs/second", "rftstream diff runs/first runs/second --json | jq .settings")
+@click.argument("run", metavar="RUN", type=RunPath())
+@click.argument("other", metavar="RUN", type=RunPath())
+@json_option
+def diff(run: Path, other: Path, as_json: bool) -> None:
+    """Compare two runs: the settings that differ; steps, reward, evaluations, time and tokens/s beside each other.
+
+    It also shows what became of the groups, by operator, and how many are in batches of both. It reads both logs, and
+    the runs need not have anything in common. RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.queries.decisions.run_difference import compare
+
+    with opened_run(run) as first, opened_run(other) as second, at_work("reading both logs", at_intervals=True):
+        found = compare(first, second)
     print_out(found.to_json() if as_json else found.to_text())
 
 
@@ -233,9 +250,10 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     """Draw the run's curves as a page for a browser and as PNG, over steps and over time.
 
     Reward, evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates; only steps in
-    force, with a mark where a trainer resumed; `rftstream studio A B` compares runs. The page, index.html, needs no
-    other file. Its curves show values under the pointer, zoom, and can be switched off. It also shows completions from
-    the beginning and the end, and the run's settings. RUN is a run folder, or a run file (then its newest run).
+    force, with a mark where a trainer resumed; `rftstream diff A B` compares runs, `rftstream studio A B` their curves.
+    The page, index.html, needs no other file. Its curves show values under the pointer, zoom, and can be switched off.
+    It also shows completions from the beginning and the end, and the run's settings. RUN is a run folder, or a run file
+    (then its newest run).
     """
     from rftstream.queries.curves.history import read_history
     from rftstream.queries.curves.page_facts import own_settings, read_samples

@@ -9,7 +9,7 @@ from rftstream.contracts.versions import EvalResult
 from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
 from rftstream.queries.curves.history import read_glance
 from rftstream.queries.decisions.side_by_side import SideBySide, compare_runs
-from rftstream.queries.formatting import columns
+from rftstream.queries.formatting import columns, duration, number
 from rftstream.queries.plain import Report
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.manifest import changed_settings
@@ -46,7 +46,13 @@ class RunDifference(Report):
     def to_text(self) -> str:
         """Return the difference as text for people."""
         settings = [f"  {line}" for line in self.settings] or ["  none"]
-        rows = [
+        sides = (self.sides.before, self.sides.after)
+        rows: list[tuple[object, ...]] = [
+            ("", *(side.run for side in sides)),
+            ("time of the batches trained", *(duration(side.trained_s) if side.trained_s else "-" for side in sides)),
+            ("trained tokens/s", *(number(side.tokens_per_s) for side in sides)),
+        ]
+        rows += [
             (
                 f"eval {name} {which}",
                 *(_result_text(one[name][place]) if name in one else "-" for one in self.evaluations),
@@ -54,8 +60,7 @@ class RunDifference(Report):
             for name in sorted({name for one in self.evaluations for name in one})
             for place, which in enumerate(("newest", "best"))
         ]
-        evaluations = ["", *columns([("", self.sides.before.run, self.sides.after.run), *rows])] if rows else []
-        return "\n".join(["settings that differ:", *settings, "", self.sides.to_text(), *evaluations])
+        return "\n".join(["settings that differ:", *settings, "", self.sides.to_text(), "", *columns(rows)])
 
 
 def _result_text(result: EvalResult) -> str:

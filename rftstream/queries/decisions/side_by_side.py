@@ -24,8 +24,8 @@ class RunSide(Report):
     """One run's side of a comparison of groups. `read_side` makes it."""
 
     JSON = (
-        "run version batches=num_batches rollouts=num_rollouts mean_reward batch_rewards=rewards groups=groups_to_json "
-        "filtered=reasons operators=operators_to_json"
+        "run version batches=num_batches rollouts=num_rollouts trained_s tokens_per_s mean_reward "
+        "batch_rewards=rewards groups=groups_to_json filtered=reasons operators=operators_to_json"
     )
 
     run: str
@@ -34,6 +34,10 @@ class RunSide(Report):
     num_batches: int = 0
     num_rollouts: int = 0
     """Rollouts in trained batches."""
+    trained_s: float = 0.0
+    """Seconds of the trained batches: waiting, training and publishing, without the time that the run stood still."""
+    num_tokens: float = 0.0
+    """Tokens in trained batches."""
     reward_sum: float = 0.0
     rewards: list[float] = field(default_factory=list)
     """Mean reward of the rollouts of each trained batch, with the operators' additions."""
@@ -52,6 +56,11 @@ class RunSide(Report):
     def mean_reward(self) -> float | None:
         """Return the mean reward over all trained rollouts, with the operators' additions."""
         return self.reward_sum / self.num_rollouts if self.num_rollouts else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Return the trained tokens per second; None where steps have no times."""
+        return self.num_tokens / self.trained_s if self.trained_s else None
 
     def groups_to_json(self) -> dict[str, int]:
         """Return the number of groups with each result."""
@@ -141,6 +150,8 @@ def read_side(name: str, transport: Transport) -> RunSide:
     for _, message in log.in_force("steps"):
         if isinstance(message, StepRecord):
             side.version = message.name.version
+            side.trained_s += sum(message.metrics.get(name, 0.0) for name in ("wait_s", "step_s", "publish_s"))
+            side.num_tokens += message.metrics.get("tokens", 0.0)
     sums: dict[int, tuple[float, int]] = {}
     sequences: set[int] = set()
     for _, message in log.in_force("batches"):

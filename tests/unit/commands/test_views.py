@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +57,27 @@ def change(run: Path, how: Any) -> None:
     transport = EmbeddedTransport(run / "log")
     how(SyntheticLog(transport))
     transport.close()
+
+
+def test_two_runs_beside_each_other(run: Path) -> None:
+    other = shutil.copytree(run, run.with_name("other"))
+    config = (other / "config.toml").read_text()
+    (other / "config.toml").write_text(re.sub(r"(?m)^lr = .*$", "lr = 0.125", config))
+
+    def goes_on(log: SyntheticLog) -> None:
+        log.trained[2] = 1
+        log.step(2, metrics={"tokens": 300.0, "step_s": 2.0, "wait_s": 1.0}, at=20.0)
+
+    change(other, goes_on)
+    told = call("diff", run, other)
+    assert told.exit_code == 0, told.output
+    rows = dict(re.findall(r"^ *(.*?\S)  +(\S.*)$", told.stdout, re.MULTILINE))
+    assert "trainer.lr" in told.stdout and told.stdout.startswith("settings that differ:")
+    assert rows["batches trained"].split() == ["1", "2"] and rows["trained tokens/s"].split() == ["-", "100"]
+    assert rows["time of the batches trained"].split() == ["-", "3", "s"]
+    found = called("diff", run, other)
+    assert found["sides"]["after"]["tokens_per_s"] == 100.0 and found["sides"]["before"]["tokens_per_s"] is None
+    assert call("diff", run, run.with_name("none")).exit_code == 2
 
 
 def test_audit_of_a_folder_and_of_its_run_file(run: Path, run_file: Path) -> None:
