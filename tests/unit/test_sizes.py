@@ -41,7 +41,7 @@ BUDGETS = {
     "policies": 5_050,
     "preflight": 4_550,
     "queries": 14_600,
-    "replay": 900,
+    "replay": 950,
     "rewards": 8_500,
     "roles": 10_550,
     "runs": 2_850,

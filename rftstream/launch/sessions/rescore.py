@@ -23,7 +23,7 @@ from rftstream.queries.people.feedback import read_feedback
 from rftstream.queries.people.taints import judged_now
 from rftstream.queries.records.dead import error_kinds, read_letters
 from rftstream.replay.judged import JudgedImport
-from rftstream.replay.mended import MendedImport
+from rftstream.replay.mended import MendedImport, Operated
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import OpenRun, RunFolder, open_run, shown_path
@@ -92,7 +92,8 @@ def rescore(
                 *_lines(scorers),
                 *(f"{PROBLEMS}{name} -> as now, {one.digest}" for name, one in mended.items()),
             ]
-            copy = _import_of(source, transport, folder, say, by_people=by_people, mended=mended)
+            operated = Operated(config, tasksets) if mended else None
+            copy = _import_of(source, transport, folder, say, by_people=by_people, mended=mended, operated=operated)
             _check_begun(read_manifest(transport), judged_by, folder)
             if not mended:
                 say_same(source, scorers, say)
@@ -173,11 +174,12 @@ def _import_of(
     *,
     by_people: bool,
     mended: Mapping[str, Taskset],
+    operated: Operated | None,
 ) -> RolloutImport:
     """Return the import that copies the rollouts. With `by_people`, the verdicts come from people's judgements.
-    `mended`: tasksets whose answers are taken."""
-    if mended:
-        return MendedImport(source.transport, transport, folder.run_id, say, mended)
+    `mended`: tasksets whose answers are taken, as `operated`."""
+    if operated is not None:
+        return MendedImport(source.transport, transport, folder.run_id, say, mended, operated)
     if not by_people:
         return RolloutImport(source.transport, transport, folder.run_id, say)
     view = read_feedback(Log(source.transport), source.config)

@@ -17,7 +17,7 @@ from rftstream.launch.sessions.replay_pipeline import PipelinePlan
 from rftstream.launch.sessions.rescore import say_other_problems, say_same
 from rftstream.queries.audits.audit import audit
 from rftstream.queries.decisions.comparison import compare
-from rftstream.replay.mended import MendedImport
+from rftstream.replay.mended import MendedImport, Operated
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.runs.manifest import make_manifest
 from rftstream.service.role import Log
@@ -85,6 +85,55 @@ def test_new_answers_are_found_where_a_question_shows_an_image(run: OpenRun, tmp
             assert (problem.answer, problem.info) == (now.problem(sequence).answer, now.problem(sequence).info)
             assert problem.messages[0].media[0].url == "store:media/one"
     assert said[-1] == "sums: 2 of 2 problems have another answer or columns now: sums/0, sums/1"
+
+
+OPERATORS = """
+from dataclasses import dataclass, replace
+from rftstream.data.operators.base import Change
+
+class Grade:
+    @dataclass
+    class Config:
+        pass
+
+    def __init__(self, options):
+        pass
+
+    def decide(self, draw, facts, seed):
+        (asked,), number = draw.problem.messages, draw.problem.info.get("number", 0)
+        asked, info = replace(asked, content=asked.content + "?"), {"number": number, "grade": draw.index + number}
+        return Change(problem=replace(draw.problem, messages=(asked,), info=info))
+"""
+
+
+def test_new_answers_keep_what_an_operator_adds(run: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It adds it to the problem of now, also where it changes the prompt by which the problem is found."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_grades.py").write_text(OPERATORS)
+    config = small_run(pipeline=[{"op": "own_grades:Grade"}], transport={"partitions": 2})
+    log, before = SyntheticLog(run.transport), tasks_of(tmp_path / "before.jsonl", (0, "0"), (1, "1"), (2, "2"))
+    then = Operated(config, {"sums": before})
+    for one in (one for number in range(3) for one in log.siblings(number)):
+        problem = then(one.group_id, before.problem(one.sequence))
+        assert problem.info["grade"] == one.sequence
+        log.put("tasks", replace(task(one), problem=problem))
+    (tmp_path / "now.jsonl").write_text(
+        '{"prompt": "question 0", "answer": "zero"}\n{"prompt": "question 2", "answer": "2", "number": 5}\n'
+    )
+    now = open_taskset("sums", small_run(tasksets={"sums": {"source": f"jsonl:{tmp_path}/now.jsonl"}}).tasksets["sums"],
+                       run.config)  # fmt: skip
+    with closing(EmbeddedTransport(tmp_path / "new")) as target:
+        create_log(target, run.config)
+        MendedImport(run.transport, target, "new", [].append, {"sums": now}, Operated(config, {"sums": now})).run(
+            lambda: make_manifest(run.config, "new", {}, 0.0)
+        )
+        problems = {one.message.ids.sequence: one.message.problem for one in Log(target).messages("tasks")}  # type: ignore[union-attr]
+    found = {number: (problem.answer, problem.info) for number, problem in problems.items()}
+    assert found == {
+        0: ("zero", {"number": 0, "grade": 0}),
+        1: ("1", {"number": 0, "grade": 1}),  # it is gone
+        2: ("2", {"number": 5, "grade": 6}),  # it has moved to 1
+    }
 
 
 def tasks_of(path: Path, *rows: tuple[int, str]) -> Taskset:
