@@ -44,6 +44,16 @@ def listed(counts: Mapping[str, int], word: str = "") -> str:
     return ", ".join(f"{count:,} {word}{' ' if word else ''}{name}" for name, count in counts.items())
 
 
+def rates_text(steps: Sequence[Mapping[str, float]], seconds: float) -> list[str]:
+    """Return rollouts and trained tokens in a second, by the metrics of steps that took so long. The progress line of
+    `run` has the same numbers."""
+    if seconds <= 0:
+        return []
+    sums = (sum(metrics.get(name, 0.0) for metrics in steps) for name in ("rollouts", "tokens"))
+    rollouts, tokens = (f"{rate:,.0f}" if (rate := total / seconds) >= 10 else f"{rate:.2g}" for total in sums)
+    return [f"{rollouts} rollouts/s, {tokens} trained tokens/s (last {duration(seconds)} of steps)"]
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number as short text that is readable at any magnitude: 0.512, 12.340, 1,600, 3.1e-06."""
     if value is None:

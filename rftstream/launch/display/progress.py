@@ -110,6 +110,8 @@ class PlainProgress:
         version = self._watch.observer.curve.version
         line = status_line(self._watch)
         moved = version != self._version or (not version and line != self._line)
+        if version < self._version:
+            self._print(f"from the newest checkpoint: batches up to version {self._version:,} are trained again")
         if moved:
             self._version, self._line = version, line
             self._print(line)

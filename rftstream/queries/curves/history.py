@@ -18,7 +18,7 @@ from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, Ver
 from rftstream.queries.curves.coarse import Coarse
 from rftstream.queries.curves.reward_search import search_reward_changes
 from rftstream.queries.curves.setting_changes import SettingChange, find_setting_changes
-from rftstream.queries.formatting import duration, plural
+from rftstream.queries.formatting import duration, plural, rates_text
 from rftstream.runs.observer import num_averaged
 from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
@@ -78,17 +78,23 @@ class History:
         text = f"the trainer {parts}, publishes {published / all_s:.0%} (last {plural(len(newest), 'step')})"
         if waits_at is not None and (idle_s := waits_at - self.steps[-1].recorded_at) > LONG_WAIT * all_s / len(newest):
             text += f"; now it has had no batch for {duration(idle_s)}"
-        return [text]
+        steps, seconds = self._newest()
+        return [text, *rates_text([step.metrics for step in steps[1:]], seconds)]
+
+    def _newest(self) -> tuple[list[StepRecord], float]:
+        """Return the steps of the last minute, or the newest ones if they took longer, and their seconds of work."""
+        since = self.steps[-1].recorded_at - RATE_OVER_S if self.steps else 0.0
+        before = [step for step in self.steps[:-NUM_SMOOTHED] if step.recorded_at >= since]
+        newest = [*before, *self.steps[-NUM_SMOOTHED:]]
+        begin, end = (self.at_work_s(newest[at].recorded_at) if newest else 0.0 for at in (0, -1))
+        return newest, end - begin
 
     def seconds_left(self, num_steps: int | None, now: float) -> float | None:
         """Estimate the seconds until `num_steps` are done, by the newest steps; None if unknown, or if the step in
         progress takes far longer than these."""
-        since = self.steps[-1].recorded_at - RATE_OVER_S if self.steps else 0.0
-        before = [step for step in self.steps[:-NUM_SMOOTHED] if step.recorded_at >= since]
-        newest = [*before, *self.steps[-NUM_SMOOTHED:]]
+        newest, spent_s = self._newest()
         if num_steps is None or len(newest) < 2 or self.again:
             return None
-        spent_s = self.at_work_s(newest[-1].recorded_at) - self.at_work_s(newest[0].recorded_at)
         mean_s = spent_s / (newest[-1].name.version - newest[0].name.version)
         is_moving = self.at_work_s(now) - self.at_work_s(newest[-1].recorded_at) <= LONG_WAIT * mean_s
         return max(0, num_steps - self.version) * mean_s if spent_s and is_moving else None

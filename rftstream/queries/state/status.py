@@ -212,7 +212,7 @@ class Status(Report):
 
     def workers_to_json(self) -> list[dict[str, Any]]:
         """Return the answer of each worker."""
-        return [{**pick(worker, "process port host reachable"), **(worker.health or {})} for worker in self.workers]
+        return [{**pick(one, "process role port host reachable"), **(one.health or {})} for one in self.workers]
 
     def to_text(self, now: float | None = None) -> str:
         """Return the status as text for people. `now` is a time in seconds, by default this machine's."""

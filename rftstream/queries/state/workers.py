@@ -43,6 +43,11 @@ class WorkerStatus:
     """Whether nobody is at its port on this machine: it was killed, and has not been started again."""
 
     @property
+    def role(self) -> str:
+        """Return the role that its name begins with."""
+        return self.process.rpartition("-")[0] or self.process
+
+    @property
     def reachable(self) -> bool:
         """Whether the worker answered."""
         return self.health is not None

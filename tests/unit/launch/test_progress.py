@@ -269,6 +269,18 @@ def test_plain_lines(scene: Scene) -> None:
     ]
 
 
+def test_a_trainer_that_goes_back_is_told(scene: Scene) -> None:
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    for steps in ([step(1, 0.1), step(2, 0.2), step(3, 0.3)], [step(1, resumed=True, epoch=2), step(2, 0.2, epoch=2)]):
+        scene.publish("steps", *steps)
+        view._next_at = 0.0
+        view.update(scene.observer.poll())
+    back, line = out.getvalue().splitlines()[-2:]
+    assert back == "from the newest checkpoint: batches up to version 3 are trained again"
+    assert line.startswith("step 2/10")
+
+
 def test_groups_that_are_filtered_before_the_first_step_are_said(scene: Scene) -> None:
     many = progress_text.MANY_BATCHES * scene.config.feeder.groups_per_batch + 1
     for sequence in range(many):

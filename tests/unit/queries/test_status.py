@@ -467,10 +467,11 @@ def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: Synthetic
     assert "1 (4 of 5 samples unscored) at version 2, best 1 (4 of 5 samples unscored) at version 2" in text
     log.put("evals", replace(evaluation(2, 0.2), metrics={"mean": 0.2, "pass@1": 0.2}))
     log.trained[3] = 3
-    log.step(3, at=103.0, metrics={"wait_s": 3.0, "step_s": 1.0})
+    log.step(3, at=103.0, metrics={"wait_s": 3.0, "step_s": 1.0, "rollouts": 16.0, "tokens": 64.0})
     text = status(log, tmp_path).to_text()
     assert "best 0.200 at version 2; 5 problems: standard error 0.179\n" in text
     assert "the trainer waits for batches 75% of its time, trains 25%, publishes 0% (last 3 steps)\n" in text
+    assert re.search(r"speed +8 rollouts/s, 32 trained tokens/s \(last 2 s of steps\)\n", text)
 
 
 def test_a_folder_that_is_deleted_meanwhile_is_passed_over(
