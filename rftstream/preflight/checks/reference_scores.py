@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from textwrap import shorten
+
+import numpy as np
 
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import RewardSpec
@@ -18,7 +21,7 @@ from rftstream.preflight.checks.raised_at import raised_at
 from rftstream.preflight.checks.reward_probes import Hack, find_hacks
 from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
-from rftstream.rewards.base import RewardGroup, RewardInput, Score, message_seen, problem_input
+from rftstream.rewards.base import RewardGroup, RewardInput, Score, TokenSegment, message_seen, problem_input
 from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.functions import BatchFailed
 
@@ -362,7 +365,11 @@ def _rewards(scored: Sequence[object]) -> list[float | None]:
 def _answered(problem: Problem, said: str) -> RewardInput:
     item = problem_input(problem)
     messages = (*item.messages, message_seen("assistant", said))
-    return replace(item, completion=said, messages=messages, num_tokens=len(said.split()))
+    ids = [*(zlib.crc32(word.encode()) >> 1 for word in said.split()), 0]  # the last one ends it
+    tokens = TokenSegment(
+        token_data=np.array(ids, "<i4").tobytes(), mask_data=b"\1" * len(ids), logprob_data=bytes(4 * len(ids))
+    )
+    return replace(item, completion=said, messages=messages, num_tokens=len(said.split()), segments=(tokens,))
 
 
 def _less_than_one(

@@ -34,6 +34,7 @@ SCORES = {
     "own_check_rewards:at_once": "1 for the problem's answer, 0 for an empty one, in 2 problems; raised for 1 of 2: "
     "KeyError: '2-1='",
     "own_check_rewards:halved": "0.500 (1 expected) for the problem's answer, 0 for an empty one, in 2 problems",
+    "own_check_rewards:by_token": "1 for the problem's answer, 0 for an empty one, in 2 problems",
     "own_check_rewards:doubled": "2 for the problem's answer, 0 for an empty one, in 2 problems",
     "own_check_rewards:never": "0 (1 expected) for the problem's answer, 0 for an empty one, in 2 problems",
     "own_check_rewards:labelled": "0 (1 expected) for the problem's answer, 1 for 'Answer: 1', 0 for an empty one",
@@ -90,6 +91,8 @@ def test_the_short_report(
         "    return float(re.findall(r'Answer: *(\\d+)', completion) == [answer])\n\n"
         "def spaceless(completion, answer):\n"
         "    return 0.2 * ('Answer' in completion) + (re.findall(r'Answer:(\\d+)', completion) == [answer])\n\n"
+        "def by_token(completions, completion_ids, answer):\n"
+        "    return [(one == right) * 2 / len(ids) for one, right, ids in zip(completions, answer, completion_ids)]\n\n"
         "def halved(completion, answer):\n    return 0.5 * (completion == answer)\n\n"
         "def doubled(completion, answer):\n    return 2.0 * (completion == answer)\n\n"
         "def at_once(completions, prompts, answer):\n    return list(map(lacking, completions, answer, prompts))\n"
