@@ -218,7 +218,10 @@ def check_numbers(values: Any, where: str) -> None:
 
 
 def near_file(path: Path) -> str:
-    """Return `; did you mean train.jsonl?` if a file beside a missing one has a similar name, else nothing."""
+    """Return `; did you mean train.jsonl?` if a file beside a missing one has a similar name, or the command of
+    `write_train.py` that writes it; else nothing."""
+    if (writer := path.with_name(f"write_{path.stem}.py")).is_file():
+        return f"; `python {writer.name}` writes it"
     beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
     near = [
         one

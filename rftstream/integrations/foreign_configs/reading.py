@@ -14,10 +14,11 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rftstream.config import toml_files
@@ -30,7 +31,7 @@ INTERPOLATION = re.compile(r"\$\{(?:(?P<kind>oc\.\w+):)?(?P<name>[\w.]+)(?:,\s*(
 PAIR = re.compile(r"[A-Za-z_]\w*=")
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node", "num_gpus")
 LAUNCHERS = ("accelerate", "launch", "torchrun", "deepspeed", "python", "python3", "trl", "uv")
-END = re.compile(r"[&|;]|\d?[<>]")
+END = re.compile(r"[&|;]|\d?>|<(<|$)")  # not <|im_end|>
 """Words that end a command."""
 MAGIC = re.compile(r"^([ \t]*)((?:\w+ *= *)?[!%](?!=).*(?:(?<=\\)\n.*)*|\?.*|[\w.]+\?{1,2} *)$", re.MULTILINE)
 """A line of a notebook that is no Python: a command of the shell or of IPython."""
@@ -274,6 +275,8 @@ class Launch:
     trainer: str | None
     environment: dict[str, str]
     """Variables that the shell script gives to it."""
+    others: tuple[str, ...] = ()
+    """Commands after it, each as a sentence on what to do."""
 
 
 def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
@@ -281,6 +284,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
     grpo.yaml --seed 1`, or `trl grpo --config grpo.yaml`. ConfigError if there is none."""
     variables: dict[str, str] = {}
     environment: dict[str, str] = {}
+    launch: Launch | None = None
     for words in shell_commands(path):
         pairs = [one.partition("=")[::2] for one in words if PAIR.match(one)]
         if words[0] == "export":
@@ -294,6 +298,10 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             place = words.index("trl") + 1
             trainer = words[place]
         if place is None:
+            continue
+        if launch is not None:
+            said = f"{path.name} goes on with `{shorten(' '.join(words), 60)}`, which is not in the run file"
+            launch = replace(launch, others=(*launch.others, f"{said}: convert it apart"))
             continue
         starts = [number for number, word in enumerate(words[:place]) if word.rpartition("/")[2] in LAUNCHERS]
         ends = [number for number, word in enumerate(words) if number > place and END.match(word)]
@@ -311,8 +319,12 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
         project = {"wandb_project": environment["WANDB_PROJECT"]} if "WANDB_PROJECT" in environment else {}
         settings = {**project, **{f"launcher.{name}": value for name, value in launcher.items()}, **given}
         found = tuple(_beside(path, name) for name in files)
-        return Launch(files=found, settings=settings, processes=processes, trainer=trainer, environment=environment)
-    raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
+        launch = Launch(
+            files=found, settings=settings, processes=processes, trainer=trainer, environment=dict(environment)
+        )
+    if launch is None:
+        raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
+    return launch
 
 
 def _with_files(words: Sequence[str], path: Path) -> Iterator[str]:
@@ -338,7 +350,9 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     name = ""
     for word in words:
-        if word.startswith("--"):
+        if word in ("$@", "$*"):  # whoever calls the script may add flags
+            found["flags"] = word
+        elif word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
             found[name] = parse_value(value) if has_value else True
         elif name:

@@ -185,7 +185,7 @@ def test_a_script_that_makes_its_config_elsewhere_is_completed_by_a_yaml(tmp_pat
     done = called("convert-config", "trl", *files)
     assert not {"model", "args", "train_dataset", "reward_funcs"} & {one["there"] for one in done["not_taken"]}
     asked = "\n".join(done["to_do"])
-    assert re.search(r"train_data.jsonl .* bound in a branch", asked) and "make()" in asked
+    assert re.search(r"train_rows.jsonl .* bound in a branch", asked) and "make()" in asked
     assert tomllib.loads(done["run_file"])["run"]["steps"] == 5
 
 
@@ -243,15 +243,15 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (OWN, "load_dataset('json', data_files={'train': 'a.jsonl', 'test': 'b.jsonl'})['test']", "",
          {"source": "jsonl:b.jsonl"}, ()),
         (OWN, "load_dataset('json', data_files={'train': 'a.jsonl', 'test': 'b.jsonl'}, split='no')", "",
-         {"source": "jsonl:train_data.jsonl"}, ("JSON lines to train_data.jsonl", "json files: a.jsonl, b.jsonl")),
+         {"source": "jsonl:train_rows.jsonl"}, ("JSON lines to train_rows.jsonl", "json files: a.jsonl, b.jsonl")),
         (OWN, "load_dataset('json', data_files=['a.jsonl'], data_dir='d')['train']", "",
          {"source": "jsonl:d/a.jsonl"}, ()),
         (OWN, "load_dataset('json', data_files=['a.jsonl', 'b.jsonl'])['train']", "",
-         {"source": "jsonl:train_data.jsonl"}, ("json files: a.jsonl, b.jsonl",)),
+         {"source": "jsonl:train_rows.jsonl"}, ("json files: a.jsonl, b.jsonl",)),
         (OWN, "load_dataset('json', data_files='list.json')['train']", "",
-         {"source": "jsonl:train_data.jsonl"}, ("json files: list.json",)),
+         {"source": "jsonl:train_rows.jsonl"}, ("json files: list.json",)),
         (OWN, "load_dataset('csv', data_files='a.csv', split='train[:100]')", "",
-         {"source": "jsonl:train_data.jsonl", "options": None},
+         {"source": "jsonl:train_rows.jsonl", "options": None},
          ("tasksets.train.source", "csv files: a.csv")),
         (OWN, "load_dataset('parquet', data_files='p/*.parquet', split='train[10:]').select(range(5))", "",
          {"source": "parquet:p/*.parquet", "options": {"skip": 10, "size": 5}}, ()),
@@ -260,8 +260,10 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (OWN, "load_dataset('org/x', split='train[:10%]', data_files='a.json')", "",
          {"options": {"split": "train"}}, ("options.size", "load_dataset.data_files = 'a.json': fetch")),
         (OWN, "Dataset.from_json('a.jsonl')", "", {"source": "jsonl:a.jsonl"}, ()),
-        (OWN, "Dataset.from_list([{}])", "", {"source": "jsonl:train_data.jsonl"},
-         ("it writes train_data.jsonl", "line 6: Dataset.from_list")),
+        (OWN, "Dataset.from_json('a.jsonl').skip(3)", "", {"source": "jsonl:a.jsonl", "options": {"skip": 3}}, ()),
+        (OWN, "Dataset.from_json('a.jsonl').skip(3).take(2)", "", {"source": "jsonl:train_rows.jsonl"}, ()),
+        (OWN, "Dataset.from_list([{}])", "", {"source": "jsonl:train_rows.jsonl"},
+         ("it writes train_rows.jsonl", "line 6: Dataset.from_list")),
         (OWN, "Dataset.from_dict({}).shuffle()", "", {}, ("tasksets.train.source", "line 6: Dataset.from_dict")),
         (OWN, CHATS, "num_generations=int(os.environ.get('N', 16)), max_steps=int(os.getenv('M', default='5'))",
          {"feeder.group_size": 16, "run.steps": 5}, ("N = 16, M = 5",)),
@@ -278,13 +280,13 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
          f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': row['answer']}})", "", {"columns": {"prompt": "q"}},
          ("solution is the column answer of the rows", "call the parameter of the reward answer")),
         (OWN, f"{ROWS}.map(lambda row: {{'prompt': str(len(row['q']))}})", "", {"options": None},
-         ("it writes train_data.jsonl", "dataset.map: prompt is str(len(row['q'])), which no setting does")),
+         ("it writes train_rows.jsonl", "dataset.map: prompt is str(len(row['q'])), which no setting does")),
         (SOLVED, f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': str(row['a'] + row['b'])}})", "",
-         {"columns": {"answer": "solution"}, "source": "jsonl:train_data.jsonl"},
+         {"columns": {"answer": "solution"}, "source": "jsonl:train_rows.jsonl"},
          ("gets: dataset.map: solution is str(row['a'] + ",)),
         (f"{SOLVED}def cut(text):\n    return text.split('####')[1].replace(',', '')\n",
          f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': cut(row['answer'])}})", "",
-         {"source": "jsonl:train_data.jsonl"}, ("dataset.map: solution is cut(row['answer']), which",)),
+         {"source": "jsonl:train_rows.jsonl"}, ("dataset.map: solution is cut(row['answer']), which",)),
         (OWN, f"{ROWS}.train_test_split(test_size=0.1)['train']", "",
          {"options": {"skip": 7, "shuffle_seed": 0}, "run.steps": 171}, ("test_size 0.1: 7 rows are held out",)),
         (OWN, f"{ROWS}.select(range(30)).train_test_split(test_size=10)['test'].select(range(4))", "",
@@ -374,7 +376,7 @@ def test_scripts_of_trl_are_read_as_they_would_run(
         ("load_dataset('json', data_files=['a.jsonl', 'b.json'], split='train')", ["jsonl:a.jsonl", "file:b.json"]),
         ("load_dataset('parquet', data_dir='p', split='train')", "parquet:p"),
         ("load_dataset('json', data_files='a.jsonl', split='train[:10]')", "jsonl:a.jsonl"),
-        ("load_dataset('csv', 'x', data_files='*.csv', split='train[:11]')", "jsonl:train_data.jsonl"),
+        ("load_dataset('csv', 'x', data_files='*.csv', split='train[:11]')", "jsonl:sft_rows.jsonl"),
     ],
 )
 def test_files_of_demonstrations_have_a_source(data: str, source: Any, tmp_path: Path) -> None:

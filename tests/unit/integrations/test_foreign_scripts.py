@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rftstream.config.parts.registry import near_file
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs import convert_config
 from tests.unit.integrations.test_foreign_configs import setting, written
@@ -182,11 +184,11 @@ def test_a_model_that_is_loaded_with_its_tokenizer_and_rows_with_images(tmp_path
     done = convert_config("trl", written(tmp_path, {"train.py": UNSLOTH}))
     values = tomllib.loads(done.run_file)
     found = {"model.path": "m", "model.context": 128, "model.chat_template": "{{ 'h' }}", "sampling.min_p": 0.1}
-    found |= {"sampling.top_k": 0, "tasksets.train.source": "parquet:train_data.parquet"}
+    found |= {"sampling.top_k": 0, "tasksets.train.source": "parquet:train_rows.parquet"}
     found |= {"tasksets.train.columns": {"messages": "prompt", "images": "image"}}
     assert {key: setting(values, key) for key in found} == found
     texts = {one.name: one.text for one in done.modules}
-    assert ".to_parquet(str(Path(__file__).with_name('train_data.parquet')))" in texts["write_train_data.py"]
+    assert ".to_parquet(str(Path(__file__).with_name('train_rows.parquet')))" in texts["write_train_rows.py"]
     rewards = texts["train_rewards.py"]
     assert "tokenizer = AutoTokenizer.from_pretrained('m')" in rewards and "unsloth" not in rewards
     assert "given = SimpleNamespace(limit=9)" in rewards
@@ -333,3 +335,92 @@ def test_a_trainer_in_a_class_of_the_script(place: str, tmp_path: Path) -> None:
     frozen = script.replace("self.data = ", "self.model.requires_grad_(False)\n        self.data = ")
     done = convert_config("trl", written(tmp_path, {"train.py": frozen}))
     assert any("self.model.requires_grad_(False)" in one for one in done.to_do)
+
+
+FLAGS = """
+export WANDB_PROJECT=p
+trl sft --model_name_or_path m --dataset_name rows --eos_token '<|im_end|>' --seed 7 --output_dir first \\
+  --num_train_epochs 2 "$@"
+trl dpo --model_name_or_path first --dataset_name pairs
+"""
+
+
+def test_commands_of_trl_without_a_file(tmp_path: Path) -> None:
+    done = convert_config("trl", written(tmp_path, {"go.sh": FLAGS}))
+    values = tomllib.loads(done.run_file)
+    assert (values["run"]["name"], values["run"]["seed"], values["experts"]["passes"]) == ("first", 7, 2)
+    asked = "\n".join(done.to_do)
+    assert "flags: '$@': only the shell" in asked and "go.sh goes on with `trl dpo --model_name_or_path" in asked
+
+
+SWEEP = """
+from datasets import Dataset, load_dataset
+from transformers import AutoModelForCausalLM
+from trl import DPOConfig, DPOTrainer
+
+other = AutoModelForCausalLM.from_pretrained("other")
+for beta, rate in [(0.3, 1e-6), (0.5, 2e-6)]:
+    model = AutoModelForCausalLM.from_pretrained("m")
+    args = DPOConfig("o", beta=beta, learning_rate=rate)
+    DPOTrainer(model, other, args, train_dataset=load_dataset("pairs", split="train")).train()
+"""
+
+
+def test_the_first_turn_of_a_loop_over_trainers(tmp_path: Path) -> None:
+    done = convert_config("trl", written(tmp_path, {"train.py": SWEEP}))
+    values = tomllib.loads(done.run_file)
+    found = {"model.path": "m", "algorithms.dpo.beta": 0.3, "trainer.lr": 1e-6, "experts.source": "hf:pairs"}
+    assert {key: setting(values, key) for key in found} == found
+    asked = "\n".join(done.to_do)
+    assert "line 7: for (beta, rate) in [(0.3, 1e-06), (0.5, 2e-06)]: the run is that of the first turn" in asked
+    assert "ref_model other: the reference is the model that the run begins with" in asked
+
+
+SHOWN = """
+import mine.rewards as of_mine
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
+
+judge = AutoModelForSequenceClassification.from_pretrained("judge", num_labels=1)
+COUNT = 0
+
+def counted(completions, **kwargs):
+    global COUNT
+    COUNT += 1
+    return [float(COUNT) for _ in completions]
+
+def talk(row):
+    return {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": row["q"]}]}]}
+
+data = Dataset.from_list(made()).map(talk)
+GRPOTrainer("m", [judge, counted, of_mine.short, accuracy_reward], GRPOConfig("o"), data).train()
+"""
+
+
+def test_rewards_of_every_kind_and_images_of_rows_that_the_script_makes(tmp_path: Path) -> None:
+    done = convert_config("trl", written(tmp_path, {"see.py": SHOWN}))
+    values = tomllib.loads(done.run_file)
+    train = values["tasksets"]["train"]
+    names = [one["name"] for one in train["reward"]]
+    assert names == ["reward_model", "see_rewards:counted", "mine.rewards:short", "math"]
+    assert values["rewards"]["reward_model"]["path"] == "judge"
+    assert train["source"] == "parquet:see_rows.parquet", "another script's rows have another name"
+    assert train["columns"] == {"messages": "prompt", "answer": "solution", "images": "image"}
+    copied: dict[str, Any] = {}
+    exec(next(one.text for one in done.modules if one.name == "see_rewards.py"), copied)
+    assert copied["counted"](["a"]) == [1.0]
+    (tmp_path / "write_see_rows.py").touch()
+    assert near_file(tmp_path / "see_rows.parquet") == "; `python write_see_rows.py` writes it"
+
+
+def test_a_reward_model_with_an_adapter_is_trained_whole(tmp_path: Path) -> None:
+    script = (
+        "from peft import LoraConfig\nfrom trl import RewardConfig, RewardTrainer\nfrom datasets import load_dataset\n"
+        "RewardTrainer('m', RewardConfig('o'), train_dataset=load_dataset('rows', split='train'), "
+        "peft_config=LoraConfig(r=4)).train()\n"
+    )
+    done = convert_config("trl", written(tmp_path, {"train.py": script}))
+    assert "lora" not in tomllib.loads(done.run_file)["model"]
+    assert any(one.startswith("peft_config: a reward model is trained whole") for one in done.to_do)

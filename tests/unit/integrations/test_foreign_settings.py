@@ -183,7 +183,7 @@ def test_a_map_reads_fields_of_the_scripts_own_dataclass(
     section = values["tasksets"]["train"]
     assert (section.get("columns"), section.get("system")) == (columns, system)
     asked = [one for one in done.to_do if "dataset.map: prompt is line" in one]
-    assert bool(asked) is ("FEW" in script) is (section["source"] == "jsonl:train_data.jsonl"), done.to_do
+    assert bool(asked) is ("FEW" in script) is (section["source"] == "jsonl:walk_rows.jsonl"), done.to_do
     assert [(one.there, one.reason) for one in done.not_taken] == [('rewards = "y"', "no counterpart here")]
 
 
@@ -471,10 +471,10 @@ def test_a_map_is_followed_as_far_as_settings_say_it_and_else_its_rows_are_to_be
     files = {"train.py": MAPPED.replace("BODY", body).replace("BEFORE", before), "rows.jsonl": ""}
     done = convert_config("trl", written(tmp_path, files)[:1])
     section = setting(tomllib.loads(done.run_file), "tasksets.train")
-    expected = found or {"source": "jsonl:train_data.jsonl", "columns": {"messages": "prompt"}}
+    expected = found or {"source": "jsonl:train_rows.jsonl", "columns": {"messages": "prompt"}}
     expected = {"columns": {"messages": "q", "answer": "a"}, **expected}
     assert {key: section.get(key) for key in expected} == expected, section
-    assert any("train_data.jsonl" in one for one in done.to_do) is (found is None), done.to_do
+    assert any("train_rows.jsonl" in one for one in done.to_do) is (found is None), done.to_do
 
 
 ROWS_MADE = """
@@ -510,10 +510,10 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_the_part_of_a_script_that_makes_its_rows_writes_them(tmp_path: Path) -> None:
     script = written(tmp_path, {"train.py": ROWS_MADE.replace("BEFORE", "size = 3")})
-    module = next(one for one in convert_config("trl", script).modules if one.name == "write_train_data.py")
+    module = next(one for one in convert_config("trl", script).modules if one.name == "write_train_rows.py")
     assert "GRPOTrainer" not in module.text and "short" not in module.text and "size" not in module.text
     exec(module.text, {"__file__": str(tmp_path / module.name), "__name__": "__main__"})
-    rows = [json.loads(line) for line in (tmp_path / "train_data.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "train_rows.jsonl").read_text().splitlines()]
     assert rows == [
         {"prompt": [{"role": "user", "content": f"{word}!"}], "answer": word.lower()[::-1]} for word in ("BA", "DC")
     ]
@@ -526,13 +526,13 @@ def test_the_part_of_a_script_that_makes_its_rows_writes_them(tmp_path: Path) ->
     )
     done = convert_config("trl", written(tmp_path, {"train.py": drawn}))  # both draw of one sequence
     assert all(
-        "sample(kept, 1)" in one.text and "sample(kept, 2)" in one.text for one in done.modules if "_data" in one.name
+        "sample(kept, 1)" in one.text and "sample(kept, 2)" in one.text for one in done.modules if "rows" in one.name
     )
 
     script = written(tmp_path, {"train.py": ROWS_MADE.replace("BEFORE", "kept[0]['a'] = parser.parse_args().first")})
     done = convert_config("trl", script)  # only a command line has that
-    assert all(one.name != "write_train_data.py" for one in done.modules)
-    assert any('`dataset.to_json("train_data.jsonl")` in the script does' in one for one in done.to_do)
+    assert all(one.name != "write_train_rows.py" for one in done.modules)
+    assert any('`dataset.to_json("train_rows.jsonl")` in the script does' in one for one in done.to_do)
 
 
 @each(

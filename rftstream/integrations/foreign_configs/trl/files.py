@@ -47,6 +47,11 @@ def source_of(kind: str, files: Any, folder: str | None, split: str, beside: Pat
     return found[0] if len(found) == 1 else found
 
 
+def rows_file(script: Path, prefix: str) -> str:
+    """Return the file for the rows that a script makes: scripts of one folder have one each."""
+    return re.sub(r"\W", "_", script.stem) + f"_{prefix}rows.jsonl"
+
+
 def described(kind: str, files: Any, folder: str | None) -> str:
     """Return the files as the script names them."""
     names: Sequence[Any] = list(files.values()) if isinstance(files, dict) else many(files or folder or "no file")

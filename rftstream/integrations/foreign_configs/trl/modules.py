@@ -21,6 +21,7 @@ from rftstream.integrations.foreign_configs.trl.scopes import (
     Binding,
     Scope,
     UnreadableExpression,
+    imported,
     last_name,
     named,
 )
@@ -29,6 +30,8 @@ RUNS = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "l
 """Calls that a copy leaves out: they belong to the script's own run."""
 UNREAD = "could not be read"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+CLASSIFIERS = tuple(f"{at}AutoModelForSequenceClassification.from_pretrained" for at in ("", "transformers."))
+"""Calls that load a reward model."""
 
 
 class ScriptCode:
@@ -205,7 +208,8 @@ def names_in(node: ast.AST) -> list[str]:
         parts = [*node.decorator_list, *node.bases, *node.body]
         return list(dict.fromkeys(name for one in parts for name in names_in(one)))
     every = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-    own = {one.id for one in every if isinstance(one.ctx, ast.Store)} | {
+    shared = {name for one in ast.walk(node) if isinstance(one, ast.Global) for name in one.names}
+    own = {one.id for one in every if isinstance(one.ctx, ast.Store)} - shared | {
         one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
     }
     inner = {one.name for one in ast.walk(node) if isinstance(one, (*DEFINITIONS, ast.ExceptHandler)) and one.name}
@@ -223,7 +227,7 @@ def names_in(node: ast.AST) -> list[str]:
         if isinstance(name, ast.Name)
     }
     inner |= {arg.arg for one in ast.walk(node) if isinstance(one, ast.Lambda) for arg in one.args.args}
-    read = dict.fromkeys(one.id for one in every if isinstance(one.ctx, ast.Load))
+    read = dict.fromkeys([*sorted(shared), *(one.id for one in every if isinstance(one.ctx, ast.Load))])
     is_function = isinstance(node, (*FUNCTIONS, ast.Lambda))
     return [name for name in read if name not in (own if is_function else ()) and name not in inner | imported]
 
@@ -274,6 +278,8 @@ class Script:
     """Files of settings that the script loads itself."""
     makes_chats: bool = False
     """Whether messages are written in the script."""
+    images: str = ""
+    """Column of the images, if a message that is written in the script shows one."""
 
     def reads(self, column: str) -> bool:
         """Return whether a reward reads a column of this name. An imported reward may do so."""
@@ -370,6 +376,8 @@ class FunctionReader:
             return {"model": node.value}
         if isinstance(node, ast.Attribute) and (module := self._reader.beside.module(node.value, scope)) is not None:
             return f"{module}:{node.attr}"
+        if isinstance(node, ast.Attribute) and (module := imported(node.value, scope)):
+            return f"{module}:{node.attr}"
         if isinstance(node, ast.Lambda) and not scope.module:
             return self._code.name_lambda(node)
         if isinstance(node, ast.Name):
@@ -384,6 +392,8 @@ class FunctionReader:
         is_made = isinstance(node, ast.Call) and not isinstance(named(node.func, scope), DEFINITIONS)
         if is_made and isinstance(node, ast.Call) and last_name(node.func) == "get_soft_overlong_punishment":
             return {last_name(node.func): {one.arg: self._reader.value(one.value, scope) for one in node.keywords}}
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in CLASSIFIERS:
+            return {"model": self._reader.value(node.args[0], scope)}
         if isinstance(node, ast.Call) and (name := self._code.name_call(node)) is not None:
             return name
         raise UnreadableExpression(node)

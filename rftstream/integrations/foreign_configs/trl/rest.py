@@ -18,6 +18,7 @@ from rftstream.integrations.foreign_configs.trl.scopes import (
     UnreadableExpression,
     last_name,
     root_name,
+    shown,
 )
 
 HARMLESS = {name: frozenset(words.split()) for name, words in tables_of("trl")["harmless"].items()}
@@ -221,3 +222,40 @@ def is_message(node: ast.AST) -> bool:
     return isinstance(node, ast.Dict) and any(
         isinstance(key, ast.Constant) and key.value == "role" for key in node.keys
     )
+
+
+def column_of_images(nodes: Collection[ast.AST]) -> str:
+    """Return the column of images, as TRL calls it, if a message in the script shows one; else nothing."""
+    parts = (zip(one.keys, one.values, strict=True) for one in nodes if isinstance(one, ast.Dict))
+    said = {(ast.unparse(key), ast.unparse(value)) for one in parts for key, value in one if key is not None}
+    if ("'type'", "'image'") not in said:
+        return ""
+    texts = {one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return "images" if "images" in texts else "image"
+
+
+def take_first_turns(tree: ast.Module) -> list[str]:
+    """Put the first turn in the place of each loop that makes trainers. Return what is to do about the others."""
+    taken = _FirstTurns()
+    taken.visit(tree)
+    return taken.to_do
+
+
+class _FirstTurns(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self.to_do: list[str] = []
+
+    def visit_For(self, node: ast.For) -> ast.AST | list[ast.stmt]:
+        calls = (last_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
+        if not any(name.endswith("Trainer") for name in calls):
+            return node
+        self.generic_visit(node)
+        self.to_do.append(
+            f"line {node.lineno}: for {ast.unparse(node.target)} in {shown(node.iter)}: the run is that of the first "
+            "turn; make one of each other turn, by --set or a copy of the run file"
+        )
+        first = ast.Subscript(node.iter, ast.Constant(0), ast.Load())
+        turn = ast.Assign([node.target], first)
+        for one in (turn, first, first.slice):
+            ast.copy_location(one, node.iter)
+        return [turn, *node.body]

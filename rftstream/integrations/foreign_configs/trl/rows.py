@@ -125,10 +125,12 @@ class DatasetReader:
             return {} if "dataset.select" in before else {"dataset.shuffle_seed": self._reader.value(seed, scope)}
         select = "dataset.select_of_part" if "dataset.part" in before else "dataset.select"
         size = call.args[0] if call.args else None
-        if method == "select" and isinstance(size, ast.Call) and last_name(size.func) == "range":
+        is_first = select not in before
+        if method == "select" and is_first and isinstance(size, ast.Call) and last_name(size.func) == "range":
             return {select: [self._reader.value(one, scope) for one in size.args]}
-        if method == "take" and len(call.args) == 1:
-            return {select: [self._reader.value(call.args[0], scope)]}
+        if method in ("take", "skip") and is_first and len(call.args) == 1:
+            end = self._reader.value(call.args[0], scope)
+            return {select: [end] if method == "take" else [end, None]}
         if method == "train_test_split":
             given |= dict(zip(("test_size", "train_size"), call.args, strict=False))
             sizes = {name: self._reader.value(one, scope) for name, one in given.items() if name.endswith("_size")}

@@ -41,7 +41,7 @@ REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math"}
 def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
     """Return the run file for a training script, a YAML config, or both together, or for the shell script that launches
     them."""
-    files, launched = launched_files(files, tuple(ALGORITHMS))
+    named, (files, launched) = files[0], launched_files(files, tuple(ALGORITHMS))
     is_counted = gpus is None
     unknown: dict[str, str] = {}
     if launched is not None:
@@ -60,12 +60,12 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         given = [one for one in given if one[0].resolve() not in script.configs]
         given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
     if "reward_funcs" in script.settings:  # a YAML's are names for the script
-        for _, named in given[: -len(scripts)]:
-            named.pop("reward_funcs", None)
+        for _, one in given[: -len(scripts)]:
+            one.pop("reward_funcs", None)
         flags.pop("reward_funcs", None)
     parsed = merged(given) | {name: flags[name] for name in flags if name not in script.arguments}
     settings = lifted({name: one for name, one in parsed.items() if name not in script.own_taken}, known)
-    path = (scripts or files)[0]
+    path = (scripts or files or [named])[0]
     count, unread = take_processes(settings, path.parent)
     gpus = count if gpus is None else gpus
     kind = trainer or script.trainer or _kind(settings, path)
@@ -87,7 +87,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     for name, place in script.unreadable.items():
         if name not in rules.asked and (name != "model" or not settings.get("model_name_or_path")):
             conversion.leave_unread(name, f"could not be read without running the script: {place}")
-    for text in script.unread_statements:
+    for text in [*script.unread_statements, *(launched.others if launched else ())]:
         conversion.ask(text)
     for name, text in unknown.items():
         conversion.leave_unread(name, f"{text!r}: only the shell that runs the script knows it")

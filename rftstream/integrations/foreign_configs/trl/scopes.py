@@ -208,6 +208,17 @@ def named(node: ast.AST, scope: Scope) -> ast.AST | None:
     return found
 
 
+def imported(node: ast.expr, scope: Scope) -> str:
+    """Return the module that a name or `name.part` stands for, or nothing if it is none that is imported whole."""
+    root = root_name(node)
+    found = named(ast.Name(root, ast.Load(), lineno=node.lineno), scope) if root else None
+    text = ast.unparse(node)
+    for one in found.names if isinstance(found, ast.Import) else ():
+        if (one.asname or one.name.partition(".")[0]) == root:
+            return text.replace(root, one.name, 1) if one.asname else text
+    return ""
+
+
 def root_name(node: ast.AST | None) -> str:
     """Return the name at the beginning of `name.part["other"]`, or nothing."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):

@@ -19,6 +19,7 @@ from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import COMPARED, OPERATORS, read_python
 from rftstream.integrations.foreign_configs.trl import loaded, rest
 from rftstream.integrations.foreign_configs.trl.beside import ModulesBeside, attribute_of
+from rftstream.integrations.foreign_configs.trl.files import rows_file
 from rftstream.integrations.foreign_configs.trl.modules import FunctionReader, Script, ScriptCode
 from rftstream.integrations.foreign_configs.trl.rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl.scopes import (
@@ -77,6 +78,7 @@ class ScriptReader:
         if self._parsed and self._parsed["eval_strategy"] is False:  # YAML's no
             self._parsed["eval_strategy"] = "no"
         self._known = known
+        self._loops = rest.take_first_turns(self._tree)
         self.scope = Scope(decide=self.holds).add(self._tree.body)
         self.read_statements: set[int] = set()
         """Ids of statements, beside those that bind a name, that a rule has read."""
@@ -110,6 +112,7 @@ class ScriptReader:
         script.makes_chats = any(
             rest.is_message(one) for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)
         )
+        script.images = rest.column_of_images(every)
         positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
         for name, node in given.items():
@@ -140,13 +143,13 @@ class ScriptReader:
         datasets_given = {one: given[one] for one in ("train_dataset", "eval_dataset") if one in given}
         for name, node in datasets_given.items():
             file, others = (
-                f"{name.removesuffix('set')}.jsonl",
+                rows_file(self._path, "eval_" if name == "eval_dataset" else ""),
                 [one for one in datasets_given.values() if one is not node],
             )
             script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, node, file, others)
         read = self.read_statements | rest.passed_over(bodies, lambda one: self.holds(one, scope))
         left = rest.unread_statements(bodies, call, functions, read)
-        script.unread_statements = [rest.to_do_about(one) for one in [*own, *left]]
+        script.unread_statements = [*self._loops, *(rest.to_do_about(one) for one in [*own, *left])]
         calls = (one for one in every if isinstance(one, ast.Call) and one is not call)
         more = [one for one in calls if self._kind(last_name(one.func)) is not None]
         script.configs = self._configs.read

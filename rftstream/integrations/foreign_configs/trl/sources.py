@@ -15,6 +15,7 @@ from rftstream.integrations.foreign_configs.trl.files import (
     count_rows,
     described,
     form_of_prompts,
+    rows_file,
     rows_of,
     source_of,
 )
@@ -75,9 +76,12 @@ class DatasetRules:
         name, whole = c.get(f"{prefix}dataset_name"), f"{prefix or 'train_'}dataset"
         if name is None:
             where = self._script.unreadable.get(whole, "none is named")
-            chats = {"columns": {"messages": "prompt"}} if self._samples and self._script.makes_chats else {}
-            settings = {"source": self._by_hand(prefix, f"that the trainer gets ({where})"), **chats}
-            return SourceOfRows(settings=settings, there=whole)
+            images = self._script.images
+            columns = self._columns({images: images} if images else {})
+            if self._samples and self._script.makes_chats:
+                columns = {"messages": "prompt", **columns}
+            source = self._by_hand(prefix, f"that the trainer gets ({where})", shows_images=bool(images))
+            return SourceOfRows(settings={"source": source, **({"columns": columns} if columns else {})}, there=whole)
         if changes := self._changes(prefix):
             return self._changed(prefix, changes)
         if place := self._script.unreadable.get(whole):
@@ -249,11 +253,12 @@ class DatasetRules:
         rows as they are loaded, not as the trainer gets them. `shows_images`: that have images, which are no JSON."""
         self.asked.add(f"{prefix or 'train_'}dataset")
         form, kind = ("parquet", "a Parquet file") if shows_images else ("jsonl", "JSON lines")
-        file, method = f"{prefix or 'train_'}data.{form}", "to_parquet" if shows_images else "to_json"
+        lines, method = rows_file(self._path, prefix), "to_parquet" if shows_images else "to_json"
+        file = lines.replace(".jsonl", f".{form}")
         section = "evaluations.held-out" if prefix else f"tasksets.{self._c.taskset}" if self._samples else "experts"
         text = None if is_loaded else self._script.rows.get(f"{prefix or 'train_'}dataset")
         if text is not None:
-            text = text.replace(f"{prefix or 'train_'}data.jsonl", file).replace(".to_json(str(", f".{method}(str(")
+            text = text.replace(lines, file).replace(".to_json(str(", f".{method}(str(")
             module = f"write_{file.removesuffix(f'.{form}')}.py"
             self._c.modules.append(ConvertedModule(module, text, f"writes the rows of {self._path.name} to {file}"))
             self._c.ask(
@@ -289,10 +294,10 @@ class DatasetRules:
         return {"answer": "solution", **named} if self._by_math and "answer" not in found else named
 
 
-def _sliced(skip: int, end: int | None, selected: list[int] | None) -> dict[str, int]:
-    """Return `skip` and `size` for the rows from `skip` to `end`, and of these the ones of `select(range(...))`."""
+def _sliced(skip: int, end: int | None, selected: list[Any] | None) -> dict[str, int]:
+    """Return `skip` and `size` for the rows from `skip` to `end`, and of these the ones of `select(range(...))`, whose
+    end may be None."""
     first = skip + (selected[0] if selected and len(selected) > 1 else 0)
-    ends = [
-        one for one in (end, skip + selected[1 if len(selected) > 1 else 0] if selected else None) if one is not None
-    ]
+    last = selected[:2][-1] if selected else None
+    ends = [one for one in (end, None if last is None else skip + last) if one is not None]
     return {**({"skip": first} if first else {}), **({"size": min(ends) - first} if ends else {})}

@@ -31,7 +31,12 @@ def put_model(c: Conversion) -> None:
         c.put("backends.torch.moments", "8bit", f"optim {optimizer}")
     elif optimizer and "adamw" not in optimizer:
         c.leave(f"optim = {optimizer!r}", "AdamW, always")
-    if c.get("use_peft"):
+    if c.get("use_peft") and c.algorithm == "reward_model":
+        c.ask(
+            "peft_config: a reward model is trained whole here, an adapter of it is none yet: set trainer.lr, as that "
+            "of an adapter is too high for all weights"
+        )
+    elif c.get("use_peft"):
         c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16, rooted="use_rslora")
 
 
@@ -84,7 +89,11 @@ def put_objective(c: Conversion, kind: str) -> None:
     for name in ("completion_only_loss", "assistant_only_loss"):
         if c.get(name) is not None:
             c.leave(name, "what the assistant said is trained, always")
-    if kind == "sft" and not (c.get("assistant_only_loss") or c.get("completion_only_loss")):
+    if (other := c.get("ref_model")) is not None:
+        c.ask(
+            f"ref_model {other}: the reference is the model that the run begins with, so that this is another training"
+        )
+    if kind == "sft" and not c.get("assistant_only_loss"):
         there = "TRL trains all of a chat then, here what the assistant said, always"
         c.leave("assistant_only_loss is off", there, at_default=True)
     if kind == "sft" and c.get("packing"):
