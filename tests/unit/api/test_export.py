@@ -33,6 +33,7 @@ from rftstream.queries.datasets.writing import Chosen
 from rftstream.queries.traces.lineage import parse_target
 from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
+from rftstream.runs.making.create import write_config
 from rftstream.runs.notes import RunNotes
 from rftstream.runs.writes.requests import say
 from rftstream.service.control_view import read_control
@@ -183,6 +184,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         }
     )
     simulation = Simulation(config, folder=tmp_path_factory.mktemp("export"), seed=5)
+    write_config(simulation.config, simulation.folder)  # its index lies there, not in a cache that other tests share
     simulation.run()
     with Run(OpenRun(simulation.folder, simulation.config, simulation.transport("api"))) as opened:
         yield opened

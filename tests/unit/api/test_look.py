@@ -29,6 +29,7 @@ from rftstream.queries.curves.history import read_history
 from rftstream.queries.records.problem_list import text_of
 from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.runs.making.create import write_config
 from rftstream.service.role import Log
 from rftstream.testing import Faults, Simulation
 from tests.suite.each import each
@@ -59,6 +60,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         "more": {"source": f"jsonl:{folder}/t.jsonl", "columns": {"prompt": "question"}, "reward": "exact"},
     }
     simulation = Simulation(loader.from_dict({**CONFIG, "tasksets": tasksets}), folder=folder, seed=3)
+    write_config(simulation.config, simulation.folder)  # its index lies there, not in a cache that other tests share
     simulation.run()
     with Run(OpenRun(simulation.folder, simulation.config, simulation.transport("api"))) as run:
         yield run
