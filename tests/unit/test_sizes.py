@@ -36,7 +36,7 @@ BUDGETS = {
     "http": 650,
     "integrations": 5_900,
     "joined": 900,
-    "launch": 3_950,
+    "launch": 3_900,
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_550,

@@ -23,7 +23,7 @@ from rftstream.launch.supervisor import Supervisor, default_spawner, worker_comm
 from rftstream.launch.targets import Targets
 from rftstream.preflight.plan import placed_here
 from rftstream.runs.folder import RunFolder, open_transport
-from rftstream.runs.making.elsewhere import AWAITED, TrainersElsewhere, scores_otherwise, settings_on_log
+from rftstream.runs.making.elsewhere import TrainersElsewhere
 from rftstream.runs.observer import Observer
 
 LOOK_EVERY_S = 0.1
@@ -49,12 +49,6 @@ def run_workers(
         with closing(open_transport(config, folder, user=log_users.READER)) as transport:
             observer = wait_until(lambda: Observer(transport), "the log", wait_s=wait_s, stop=stop, say=say)
             with closing(observer):
-                if not folder.exists():
-                    (settings, _) = wait_until(
-                        lambda: settings_on_log(transport), "the log", wait_s=wait_s, stop=stop, say=say
-                    )
-                    for line in {scores_otherwise(role, settings, config, folder.run_id) for role in wanted} - {""}:
-                        say(f"{line}; {AWAITED}")
                 return _supervise(config, folder, files, wanted, name, observer, stop, say, wait_s)
     except StoppedError:
         return 0

@@ -27,10 +27,6 @@ _REACHED_BY = re.compile(
     r"(url|api_key|timeout_s|tries|max_concurrent|cache_mib|cache_folder|price_\w+|sandbox_url|auth_token|wait_s|isolation)"
 )
 """Settings of rewards that say how a host reaches a service, and not what scores."""
-AWAITED = (
-    "what scores here waits until a trainer has begun with that: change the run where it was made, by `rftstream "
-    "resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the files"
-)
 _OF_A_HOST = ("run.name", "run.folder", "run.resume", "trainer.device", "trainer.colocate", "trainer.threads")
 
 
@@ -104,15 +100,6 @@ def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]
     return _differences(text, config)
 
 
-def scores_otherwise(role: str, settings: str, config: RunConfig, run_id: str) -> str:
-    """Return how a worker of a role would score otherwise than the settings of its run's newest trainer say; "" if it
-    would not: its share of the rollouts would have other rewards."""
-    if role not in (RoleName.verifier, RoleName.evaluator):
-        return ""
-    lines = [line for line in _differences(settings, config) if _is_of_a_reward(line)]
-    return f"{run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}" if lines else ""
-
-
 class FilesHere:
     """The run files of a worker whose host does not see the run folder, compared with the run's log. `say`: gets the
     line that says what is waited for."""
@@ -137,10 +124,21 @@ class FilesHere:
         if ends == self._looked_at:
             return None
         settings, self._looked_at = settings_on_log(self._transport)[0], ends
-        said, self._otherwise = self._otherwise, scores_otherwise(self._role, settings, self._config, self._run_id)
+        said, self._otherwise = self._otherwise, self._scores_otherwise(settings)
         if self._otherwise and self._otherwise != said:
-            self._say(f"{self._otherwise}; {AWAITED}")
+            self._say(
+                f"{self._otherwise}; what scores here waits until a trainer has begun with that: change the run where "
+                "it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the files"
+            )
         return None if self._otherwise else []
+
+    def _scores_otherwise(self, settings: str) -> str:
+        """Return how the worker would score otherwise than its run; "" if it would not: its share of the rollouts would
+        have other rewards."""
+        lines = [line for line in _differences(settings, self._config) if _is_of_a_reward(line)]
+        if self._role not in (RoleName.verifier, RoleName.evaluator) or not lines:
+            return ""
+        return f"{self._run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}"
 
     def refuse(self) -> None:
         """ConfigError, with the differences, if no trainer has begun with the rewards that the files name."""
