@@ -34,7 +34,7 @@ BUDGETS = {
     "environments": 5_600,
     "gateway": 1_500,
     "http": 650,
-    "integrations": 5_900,
+    "integrations": 5_950,
     "joined": 900,
     "launch": 3_900,
     "models": 4_100,

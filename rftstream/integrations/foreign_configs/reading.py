@@ -276,7 +276,7 @@ class Launch:
     environment: dict[str, str]
     """Variables that the shell script gives to it."""
     others: tuple[str, ...] = ()
-    """Commands after it, each as a sentence on what to do."""
+    """Commands before and after it, each as a sentence on what to do."""
 
 
 def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
@@ -285,6 +285,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
     variables: dict[str, str] = {}
     environment: dict[str, str] = {}
     launch: Launch | None = None
+    earlier: list[str] = []
     for words in shell_commands(path):
         pairs = [one.partition("=")[::2] for one in words if PAIR.match(one)]
         if words[0] == "export":
@@ -298,6 +299,10 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             place = words.index("trl") + 1
             trainer = words[place]
         if place is None:
+            continue
+        script = _beside(path, words[place])
+        if launch is None and trainer is None and script.is_file() and "Trainer" not in read_text(script):
+            earlier.append(script.name)
             continue
         if launch is not None:
             said = f"{path.name} goes on with `{shorten(' '.join(words), 60)}`, which is not in the run file"
@@ -320,8 +325,15 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
         settings = {**project, **{f"launcher.{name}": value for name, value in launcher.items()}, **given}
         found = tuple(_beside(path, name) for name in files)
         launch = Launch(
-            files=found, settings=settings, processes=processes, trainer=trainer, environment=dict(environment)
+            files=found,
+            settings=settings,
+            processes=processes,
+            trainer=trainer,
+            environment=dict(environment),
+            others=tuple(f"{path.name} runs {one} before, which no run does: run it first" for one in earlier),
         )
+    if launch is None and earlier:
+        raise ConfigError(f"{path}: no trainer is made in {', '.join(earlier)}; name the script that makes one")
     if launch is None:
         raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
     return launch

@@ -339,6 +339,7 @@ def test_a_trainer_in_a_class_of_the_script(place: str, tmp_path: Path) -> None:
 
 FLAGS = """
 export WANDB_PROJECT=p
+python get_rows.py
 trl sft --model_name_or_path m --dataset_name rows --eos_token '<|im_end|>' --seed 7 --output_dir first \\
   --num_train_epochs 2 "$@"
 trl dpo --model_name_or_path first --dataset_name pairs
@@ -346,14 +347,16 @@ trl dpo --model_name_or_path first --dataset_name pairs
 
 
 def test_commands_of_trl_without_a_file(tmp_path: Path) -> None:
-    done = convert_config("trl", written(tmp_path, {"go.sh": FLAGS}))
+    done = convert_config("trl", written(tmp_path, {"go.sh": FLAGS, "get_rows.py": "print(1)\n"})[:1])
     values = tomllib.loads(done.run_file)
     assert (values["run"]["name"], values["run"]["seed"], values["experts"]["passes"]) == ("first", 7, 2)
     asked = "\n".join(done.to_do)
+    assert "go.sh runs get_rows.py before, which no run does" in asked
     assert "flags: '$@': only the shell" in asked and "go.sh goes on with `trl dpo --model_name_or_path" in asked
 
 
 SWEEP = """
+import os
 from datasets import Dataset, load_dataset
 from transformers import AutoModelForCausalLM
 from trl import DPOConfig, DPOTrainer
@@ -361,7 +364,7 @@ from trl import DPOConfig, DPOTrainer
 other = AutoModelForCausalLM.from_pretrained("other")
 for beta, rate in [(0.3, 1e-6), (0.5, 2e-6)]:
     model = AutoModelForCausalLM.from_pretrained("m")
-    args = DPOConfig("o", beta=beta, learning_rate=rate)
+    args = DPOConfig(os.path.join("runs", "o"), beta=beta, learning_rate=rate)
     DPOTrainer(model, other, args, train_dataset=load_dataset("pairs", split="train")).train()
 """
 
@@ -369,10 +372,16 @@ for beta, rate in [(0.3, 1e-6), (0.5, 2e-6)]:
 def test_the_first_turn_of_a_loop_over_trainers(tmp_path: Path) -> None:
     done = convert_config("trl", written(tmp_path, {"train.py": SWEEP}))
     values = tomllib.loads(done.run_file)
-    found = {"model.path": "m", "algorithms.dpo.beta": 0.3, "trainer.lr": 1e-6, "experts.source": "hf:pairs"}
+    found = {
+        "run.name": "o",
+        "model.path": "m",
+        "algorithms.dpo.beta": 0.3,
+        "trainer.lr": 1e-6,
+        "experts.source": "hf:pairs",
+    }
     assert {key: setting(values, key) for key in found} == found
     asked = "\n".join(done.to_do)
-    assert "line 7: for (beta, rate) in [(0.3, 1e-06), (0.5, 2e-06)]: the run is that of the first turn" in asked
+    assert "line 8: for (beta, rate) in [(0.3, 1e-06), (0.5, 2e-06)]: the run is that of the first turn" in asked
     assert "ref_model other: the reference is the model that the run begins with" in asked
 
 
@@ -419,8 +428,11 @@ def test_a_reward_model_with_an_adapter_is_trained_whole(tmp_path: Path) -> None
     script = (
         "from peft import LoraConfig\nfrom trl import RewardConfig, RewardTrainer\nfrom datasets import load_dataset\n"
         "RewardTrainer('m', RewardConfig('o'), train_dataset=load_dataset('rows', split='train'), "
-        "peft_config=LoraConfig(r=4)).train()\n"
+        "eval_dataset=made(), peft_config=LoraConfig(r=4)).train()\n"
     )
     done = convert_config("trl", written(tmp_path, {"train.py": script}))
     assert "lora" not in tomllib.loads(done.run_file)["model"]
     assert any(one.startswith("peft_config: a reward model is trained whole") for one in done.to_do)
+    left = {one.there: one.reason for one in done.not_taken}
+    assert "weight_as" in left["a column margin, if rows have one"] and "held_out" in left["eval_dataset"]
+    assert not any("eval_dataset" in one for one in done.to_do)

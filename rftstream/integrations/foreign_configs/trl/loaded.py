@@ -7,7 +7,7 @@ import ast
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from rftstream.integrations.foreign_configs.reading import read_yaml
@@ -21,7 +21,7 @@ HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantizat
 FOUR_BITS = "fp4, the default of transformers"
 ON_GPUS = ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available")
 """Questions about the machine, which trained on GPUs that can do this."""
-ANSWERED = (*ON_GPUS, "getattr", "get_quantization_config")
+ANSWERED = (*ON_GPUS, "getattr", "get_quantization_config", "join")
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
 """Methods that return the model that they are called on."""
@@ -97,6 +97,8 @@ def answer_of(reader: Values, call: ast.Call, scope: Scope, settings: Mapping[st
         return True
     if name == "getattr" and ast.unparse(call.args[0]) == "torch":
         return reader.value(call.args[1], scope)
+    if ast.unparse(call.func) == "os.path.join":
+        return str(PurePosixPath(*(str(reader.value(one, scope)) for one in call.args)))
     if name == "get_quantization_config" and not {"load_in_4bit", "load_in_8bit"} & set(settings):
         return None
     raise UnreadableExpression(call)

@@ -22,6 +22,10 @@ def put_loss(c: Conversion, kind: str, losses: dict[str, list[str]]) -> None:
         c.take(["epsilon", "epsilon_high"])
         return
     loss, is_by_row = c.get("loss_type"), c.get("importance_sampling_level") == "sequence"
+    if (level := c.get("importance_sampling_level", "token")) not in ("token", "sequence"):
+        c.leave(
+            f"importance_sampling_level = {level!r}", "there are 'token' and 'sequence'; 'token' stands in its place"
+        )
     if loss not in losses:
         c.leave("loss_type", f"{loss!r} has no counterpart; the mean over tokens stands in its place")
     c.algorithm, normalise = losses.get(loss, ["grpo", "token"])

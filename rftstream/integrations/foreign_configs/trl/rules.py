@@ -439,7 +439,8 @@ class _TrlRules:
             )
         for name in (held := [*c.names("eval_dataset"), *c.names("eval_load_dataset")]):
             c.get(name)
-        if held and share is None:
+        if (held or "eval_dataset" in self._script.unreadable) and share is None:
+            self.asked.add("eval_dataset")
             c.leave("eval_dataset", "experts.held_out keeps a share of the rows")
         if share is None:
             for name in ("eval_strategy", "eval_steps", "dataset_test_split"):

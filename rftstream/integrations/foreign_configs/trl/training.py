@@ -18,6 +18,9 @@ def put_model(c: Conversion) -> None:
         c.put("model.dtype", "bfloat16", "bf16")
     else:
         take_dtype(c, ("dtype", "torch_dtype"))
+        for name in ("dtype", "torch_dtype"):
+            if c.get(name) in ("bfloat16", "float16"):
+                c.leave(f"{name} of the weights that are trained", "the trainer's weights are float32")
     if template := c.get("tokenizer.chat_template"):
         c.put("model.chat_template", template, "tokenizer.chat_template")
     if c.get("load_in_4bit"):
@@ -86,6 +89,11 @@ def put_objective(c: Conversion, kind: str) -> None:
             c.put("algorithms.dpo.label_smoothing", smoothing, "label_smoothing")
     if kind == "reward" and (factor := c.get("center_rewards_coefficient")):
         c.put("algorithms.reward_model.centring", factor, "center_rewards_coefficient")
+    if kind == "reward":
+        there = (
+            'it counts by experts.columns.weight = "margin", and the algorithm\'s weight_as = "margin", margin = 1.0'
+        )
+        c.leave("a column margin, if rows have one", there, at_default=True)
     for name in ("completion_only_loss", "assistant_only_loss"):
         if c.get(name) is not None:
             c.leave(name, "what the assistant said is trained, always")
