@@ -1,14 +1,16 @@
-"""The commands `problems` add problems to a growing taskset of a run, and list them."""
+"""The commands `problems` add problems to a growing taskset of a run and list them, and list doubtful ones of any."""
 
 from __future__ import annotations
 
 import getpass
 import time
+from contextlib import closing
 from pathlib import Path
 
 import click
 
 from rftstream.commands.options import (
+    at_work,
     column_pairs,
     columns_option,
     command,
@@ -23,7 +25,7 @@ from rftstream.commands.views import opened_run, print_out
 
 @group("rftstream problems add runs/a --from more.jsonl", "rftstream problems list runs/a --last 20")
 def problems() -> None:
-    """Add problems to solve to a taskset while the run goes on, and list them.
+    """Add problems to solve to a taskset while the run goes on, and list them; list those with doubtful answers.
 
     A run file declares such a taskset by `source = "log:problems"`. People and programs add problems with this command.
     The role `synthesiser` has a model make problems. What is wrong with a run is said by `rftstream status RUN` and
@@ -109,3 +111,45 @@ def list_(run: Path, taskset: str | None, rejected: bool, last: int | None, as_j
         name = None if taskset is None else choose_growing(opened.config, taskset)
         found = list_problems(Log(opened.transport), growing, taskset=name, rejected=rejected, last=last)
     print_out(found.to_json() if as_json else found.to_text())
+
+
+@command(
+    "rftstream problems doubtful runs/a",
+    "rftstream problems doubtful runs/a --json | jq -r '.[] | [.problem, .answer, .agreed] | @tsv'",
+    group=problems,
+)
+@run_argument
+@click.option("--num", type=click.IntRange(min=1), default=50, show_default=True, help="Most problems that are listed.")
+@json_option
+def doubtful(run: Path, num: int, as_json: bool) -> None:
+    """List the problems, of any taskset, whose reference answer may be wrong.
+
+    Of at least 8 attempts none got a reward of 0.5, and most gave one answer. Either that answer is right, or the
+    policy makes the same mistake each time: somebody has to look. The studio's index is used, and kept in RUN/index
+    (safe to delete). RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.queries.catalog.problems import find_problems
+    from rftstream.queries.catalog.run_index import RunIndex
+    from rftstream.queries.formatting import columns
+    from rftstream.queries.plain import plain
+    from rftstream.runs.folder import open_run
+
+    with (
+        closing(RunIndex(open_run(run))) as index,
+        at_work("reading what was said", at_intervals=True),
+        index.catalog(texts=True) as opened,
+    ):
+        found = [] if opened is None else find_problems(*opened, doubtful=True, limit=num)
+    if as_json:
+        print_out([plain(one) for one in found])
+        return
+    rows = [
+        (
+            f"{one.taskset} {one.problem}",
+            *(" ".join((text or "").split())[:60] for text in (one.answer, one.agreed)),
+            f"{one.num_agreed:,} of {one.num_answers:,}",
+        )
+        for one in found
+    ]
+    heads = ("problem", "reference answer", "most attempts say", "how many")
+    print_out("\n".join(columns([heads, *rows], left=3)) if rows else "no doubtful problem")

@@ -22,6 +22,7 @@ from rftstream.queries.catalog.texts import HEAD, TAIL, answer_in, cut_text
 from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun, open_run
 from tests import text_run
+from tests.commands import call
 from tests.suite.each import each
 from tests.text_run import Said, make_text_run, read_said
 
@@ -191,6 +192,11 @@ def test_problems_whose_reference_answer_may_be_wrong(scene: Scene) -> None:
     assert count_problems(scene.catalog, scene.now, doubtful=True, version_from=999) == 0
     every = find_problems(scene.catalog, scene.now, limit=1000)
     assert {(one.agreed, one.num_agreed) for one in every} == {(None, None)} and all(one.answer for one in every)
+    told = call("problems", "doubtful", scene.run.folder.path)
+    rows = [f"{one.problem} {one.answer} {one.agreed} {one.num_agreed} of {one.num_answers}" for one in found]
+    assert [" ".join(line.split()[1:]) for line in told.stdout.splitlines()[1:]] == rows
+    listed = json.loads(call("problems", "doubtful", scene.run.folder.path, "--json", "--num", 1).stdout)
+    assert [(one["problem"], one["agreed"]) for one in listed] == [(found[0].problem, found[0].agreed)]
     with rftstream.open(scene.run.folder.path) as run:
         assert run.problems(doubtful=True).to_pandas(["problem", "agreed"]).problem.tolist() == [
             one.problem for one in found
