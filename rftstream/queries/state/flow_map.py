@@ -139,7 +139,7 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
         error = f"; most of them: {status.dead_errors[0].error}" if status.dead_errors else ""
         found.append(Trouble(title=plural(letters, "dead letter"), text=reasons + error, severe=False, page="dead"))
     if often := [one.to_text() for one in status.restarts if one.count >= MANY_RESTARTS]:
-        text = f"{'; '.join(often)}: `rftstream logs RUN --troubles` has all"
+        text = f"{'; '.join(often)}: `rftstream logs {status.folder} --troubles` has all"
         found.append(Trouble(title="restarted", text=text, severe=False))
     current = status.history.current
     if status.state == "running" and current is not None and current.recorded_at:
