@@ -165,7 +165,8 @@ _COMMANDS = {
     "unpause": "unhold",
     "experts": "demonstrations sft",
     "worker": "join",
-    "studio": "compare diff report",
+    "studio": "report",
+    "diff": "compare",
 }
 
 COMMANDS = {name: here for here, names in _COMMANDS.items() for name in names.split()} | {
