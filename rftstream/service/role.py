@@ -138,6 +138,11 @@ class ConcurrentStep(Protocol):
         records are ignored."""
         return
 
+    def may_join(self) -> bool:
+        """Return whether the step can do work. The worker joins its group, and gets partitions, once this is so. Asked
+        in each slice before that; `advance` is not called yet. By default a worker joins at once."""
+        return True
+
     def start(self, item: Item) -> None:
         """Take an item in hand. Called at most `room` times a slice, with a message of a consumed topic. The item stays
         in hand until `advance` returns its Done or `drop` names it."""

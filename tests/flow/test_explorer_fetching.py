@@ -73,6 +73,23 @@ def test_a_first_version_that_is_gone_is_said_at_the_second_try(
     assert told() == ["INFO", "WARNING"]
 
 
+def test_an_explorer_that_cannot_load_the_weights_keeps_no_task_from_others(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, **SLOW, groups=[0])
+    explorer = RoleDriver(scene, "explorer", process="sees-the-store")
+    work_for(scene, explorer, seconds=0.5)
+    scene.store.delete("versions/000001-00000000.safetensors")
+    blind = RoleDriver(scene, "explorer", process="sees-another-store")
+    work_for(scene, blind, seconds=0.5)
+    assert blind.service.health()["partitions"] == 0
+    for group in range(1, 6):
+        scene.admit(group)
+    explorer.work()
+    assert len(rollouts_of(scene)) == 6 * 2, "of all partitions"
+    scene.announce(1)
+    work_for(scene, blind, explorer, seconds=2.0)
+    assert blind.service.health()["partitions"] > 0, "it joins once it has weights"
+
+
 def test_weights_that_go_while_they_are_fetched_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

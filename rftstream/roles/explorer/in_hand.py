@@ -13,7 +13,7 @@ from rftstream.roles.explorer.saved.pieces import SavedRollout
 from rftstream.roles.explorer.saved.saved_states import SavedStates
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.work import RolloutInHand
-from rftstream.service.role import Publish
+from rftstream.service.role import Publish, Saved
 
 log = logging.getLogger(__name__)
 
@@ -117,3 +117,21 @@ class RolloutsInHand:
         if piece is not None and isinstance(new.environment_state, StoredState):
             self._states.saving(work.item.number, new.environment_state)
         return piece
+
+    def leave(self, *, now: float, explorer: str) -> list[Saved]:
+        """Pause all. Return the rollouts that can be saved, which are given back with the next transaction. The other
+        rollouts continue."""
+        for work in [work for work in self.active.values() if work.leaves is None]:
+            self.pause(work)
+        saved = []
+        for work in self.waiting:
+            if work.is_paused and work.leaves is None:
+                piece = self.next_piece(work, now=now, explorer=explorer)
+                view = self._loop.view(work.key)
+                if piece is None and view.num_unsaved and view.is_calling and work.may_save:
+                    continue  # the answer of its environment is still awaited
+                work.leaves = piece is not None or view.num_unsaved == 0
+                if work.leaves:
+                    self.abort(work)  # it continues in another worker, so this one must not end it
+                    saved.append(Saved(work.item.number, () if piece is None else (piece,), leaves=True))
+        return saved

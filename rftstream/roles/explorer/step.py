@@ -133,6 +133,13 @@ class ExplorerStep(ConcurrentStep):
             case Summary(outcomes=OutcomesSummary() as summary):
                 self._decided = DecidedSequences(summary.below, summary.above)
 
+    def may_join(self) -> bool:
+        """Load the first weights. Return False while some are announced and none can be loaded, as where
+        `weights.store` names another place than that of the trainer: tasks would wait here that others can sample."""
+        if self._policy.version is None and (self._share is None or self._share.poll()):
+            self._take_over_weights()
+        return self._policy.version is not None or self._weights.newer() is None
+
     def start(self, item: Item, stored: Rollout | None = None) -> None:
         """Take a task in hand. It waits to be sampled, unless its rollout is on the log already. `stored` is that
         rollout, if it was read."""
@@ -314,7 +321,8 @@ class ExplorerStep(ConcurrentStep):
     def save(self, *, leaving: bool) -> Sequence[Saved]:
         """Return pieces of paused rollouts, and at intervals of all rollouts being sampled."""
         if leaving:
-            return self._leave()
+            self._leaving = True
+            return self._in_hand.leave(now=self._clock.now(), explorer=self._process)
         now, every_s = self._clock.now(), self._settings.partial_every_s
         works = [work for work in (*self._in_hand.waiting, *self._in_hand.active.values()) if work.is_due]
         if every_s and now >= self._save_at:
@@ -326,25 +334,6 @@ class ExplorerStep(ConcurrentStep):
         for work, piece in pieces:
             work.is_due = piece is None and work.may_save and self._loop.view(work.key).is_calling
         return [Saved(work.item.number, (piece,)) for work, piece in pieces if piece is not None]
-
-    def _leave(self) -> list[Saved]:
-        """Return the rollouts that can be saved, which are given back with the next transaction. The other rollouts
-        continue."""
-        self._leaving = True
-        for work in [work for work in self._in_hand.active.values() if work.leaves is None]:
-            self._in_hand.pause(work)
-        saved = []
-        for work in self._in_hand.waiting:
-            if work.is_paused and work.leaves is None:
-                piece = self._in_hand.next_piece(work, now=self._clock.now(), explorer=self._process)
-                view = self._loop.view(work.key)
-                if piece is None and view.num_unsaved and view.is_calling and work.may_save:
-                    continue  # the answer of its environment is still awaited
-                work.leaves = piece is not None or view.num_unsaved == 0
-                if work.leaves:
-                    self._in_hand.abort(work)  # it continues in another worker, so this one must not end it
-                    saved.append(Saved(work.item.number, () if piece is None else (piece,), leaves=True))
-        return saved
 
 
 # Looking up a labelled metric costs more than counting.

@@ -25,7 +25,7 @@ RETRY_S = 1.0
 """Seconds between a failed fetch and the next try."""
 GIVE_UP_S = 60.0
 """Seconds for which a process that has no weights looks for an object that the store lacks. Then it ends, so that
-others get the tasks that it holds. Its `weights.store` may name another place than that of the trainer."""
+others get what it holds. Its `weights.store` may name another place than that of the trainer."""
 SAY_AGAIN_S = 20.0
 """Seconds after which the same problem is logged once more."""
 

@@ -46,10 +46,10 @@ log = logging.getLogger(__name__)
 class ConcurrentService(Service):
     """The loop of a worker of a concurrent role. `service_of` makes it, and a driver calls `tick` again and again.
 
-    Each tick calls `slice` once, even before the run has a manifest. The worker joins its group as soon as the run has
-    a manifest. After `drain` it takes no new records. It gives back the records in hand that the step's `not_begun`
-    names, and saves or finishes the others. `done` is true when nothing is in hand and all results are on the log.
-    `close` comes last."""
+    Each tick calls `slice` once, even before the run has a manifest. The worker joins its group once the run has a
+    manifest and the step may. After `drain` it takes no new records. It gives back the records in hand that the step's
+    `not_begun` names, and saves or finishes the others. `done` is true when nothing is in hand and all results are on
+    the log. `close` comes last."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
         super().__init__(role, context)
@@ -95,6 +95,8 @@ class ConcurrentService(Service):
         if self._partitions is None and not self._draining and not self._followed.caught_up():
             return 0.0 if followed else MAX_IDLE_S  # otherwise the step would act on state that is long outdated
         if self._partitions is None:
+            if not self._draining and not self.step.may_join():
+                return 0.0 if followed else min(self.step.idle_s(), MAX_IDLE_S)
             self._partitions = self._join()
         with self._partitions.working():
             return self._work(self._partitions, followed=followed)
