@@ -84,7 +84,9 @@ def _newest_open_run(config: RunConfig, role: str) -> tuple[RunConfig, RunFolder
     if newest.is_live():
         return ours, newest
     with closing(open_transport(ours, newest, user=role)) as transport:
-        return None if read_control(transport).finished else (ours, newest)
+        if read_control(transport).finished is None:
+            return ours, newest
+    raise TransportError(f"{newest.run_id} has ended, and no other run of these files has begun")
 
 
 def wait_until(

@@ -126,6 +126,10 @@ def delete_run(plan: Deletion) -> None:
             for name in plan.objects:
                 store.delete(name)
             store.remove_scratch()
+            place = place_on_disk(plan.store, folder.path)
+            if place is not None and config.weights.store.endswith("{run}"):
+                with contextlib.suppress(OSError):  # it has other content
+                    place.rmdir()
         for name in _parts(config, folder):
             _remove(folder.path / name)
     with contextlib.suppress(OSError):  # it has other content

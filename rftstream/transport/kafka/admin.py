@@ -135,8 +135,9 @@ class KafkaAdmin:
                     f" transport.servers, or start the run first"
                 )
             raise ConfigError(
-                f"topic {topic}: not on the log ({self._clients.name(topic)} at {self._clients.servers}); known:"
-                f" {', '.join(sorted(self._known)) or 'none'}"
+                f"topic {topic}: not on the log ({self._clients.name(topic)} at {self._clients.servers}), which has"
+                f" {', '.join(sorted(self._known)) or 'none'}; if it was deleted, what it held is lost: begin a new run"
+                f" under another name, with model.init_from = '{self._clients.run_id}'"
             )
         return self._known[topic]
 

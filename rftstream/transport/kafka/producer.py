@@ -194,15 +194,15 @@ class KafkaProducer:
                 raise self._clients.reworded(forbidden, f"producer {self._id}: commit") from None
             raise ProducerLost(
                 f"producer {self._id}: the transaction failed ({named(error)}) and could not be aborted"
-                f" ({named(other)}), so it may have been committed, or another process"
-                f" may have fenced this producer; call start, then read the committed records and positions"
+                f" ({named(other)}), so it may have been committed, or another process may have fenced this producer;"
+                f" start the producer again and read what is on the log, as workers do by themselves"
             ) from None
         if isinstance(error, _Undelivered):
             # The client's sequence numbers are now ahead of the broker's, which would refuse what comes next.
             self._lose()
             raise ProducerLost(
                 f"producer {self._id}: transaction aborted, since a record could not be delivered ({error.args[0]});"
-                f" call start, then read the committed records and positions"
+                f" start the producer again and read what is on the log, as workers do by themselves"
             ) from None
         if isinstance(error, _OF_THE_GROUP):
             raise AssignmentLost(

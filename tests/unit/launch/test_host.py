@@ -237,7 +237,9 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     producer.start()
     producer.commit(played_records(transport, "tiny", [("control", 0, finished)]))
     transport.close()
-    with pytest.raises(TransportError, match=r"waited 0\.1 s for a run of .* under .*/runs \(embedded log\)"):
+    with pytest.raises(
+        TransportError, match=r"waited 0\.1 s for a run of .* under .*/runs \(embedded log\) \(tiny has ended, "
+    ):
         join()
     with monkeypatch.context() as patch:
         patch.setattr(joining, "names_on_log", lambda config, user: {"sums", "other"})

@@ -189,6 +189,17 @@ def test_objects_outside_the_folder(make_run: MakeRun, run_file: Path, tmp_path:
     assert sorted(one.name for one in (tmp_path / "store").rglob("*")) == ["else", "somebody"]
 
 
+def test_a_folder_that_the_store_has_for_the_run_alone_goes(make_run: MakeRun, tmp_path: Path) -> None:
+    write_run_file(tmp_path, f'[weights]\nstore = "file://{tmp_path}/store/{{run}}"\n')
+    run = make_run()
+    opened = open_run(run)
+    opened.store().put("versions/000001-00000000.safetensors", b"x")
+    opened.transport.close()
+    assert (tmp_path / "store" / run.name).is_dir()
+    called("delete", run, "--yes")
+    assert list((tmp_path / "store").iterdir()) == []
+
+
 def test_objects_of_a_store_that_another_run_has_stay(make_run: MakeRun, tmp_path: Path) -> None:
     """They have the same names."""
     write_run_file(tmp_path, f'[weights]\nstore = "file://{tmp_path}/store"\n')
