@@ -265,10 +265,8 @@ def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, R
                 "was making it, which goes on, or remove the folder"
             )
         if not folder.exists():
-            what = "no config.toml in it, so it is not a run folder; "
-            if folder.logs.is_dir():
-                what += "only logs of workers for another host's run, which may be removed when it is over; "
-            what += "name one, or a run file"
+            seen = "only logs of workers for another host's run, which may be removed; " if folder.logs.is_dir() else ""
+            what = f"no config.toml in it, so it is not a run folder; {seen}name one, or a run file"
             raise ConfigError(f"{path}: {what}{_nearest(path / '?')}")
         return folder, read_config(folder)
     if not path.exists():
