@@ -48,6 +48,7 @@ from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
     from rftstream.contracts.control import RunManifest
+    from rftstream.runs.making.elsewhere import FilesHere
     from rftstream.service.service import Service
 
 log = logging.getLogger(__name__)
@@ -202,8 +203,7 @@ class Worker:
         return server
 
     def _run_service(self, transport: Transport) -> None:
-        from rftstream.roles.build import role_builder, service_of
-        from rftstream.runs.services import role_context
+        from rftstream.runs.making.elsewhere import FilesHere
 
         def control() -> ControlView:
             check_beginnings(transport, self.folder.run_id, ("control",))
@@ -213,10 +213,24 @@ class Worker:
             (manifest,) = self._until(lambda: (control().manifest,), "the log")
             if manifest is not None:
                 self._prepare(manifest)
-                self._check_files(transport)
         else:
-            self._check(self._until(lambda: control().manifest, "the run's first record (is a feeder alive?)"))
-            self._check_files(transport)
+            manifest = self._until(lambda: control().manifest, "the run's first record (is a feeder alive?)")
+            self._check(manifest)
+        files = None
+        if manifest is not None and not self.folder.exists():
+            files = FilesHere(self.role, transport, self.config, self.folder.run_id, log.warning)
+            self._check_files(files)
+        while not self._serve(transport, files):
+            assert files is not None
+            self._check_files(files)
+        log.info("left: %s", "stopped" if self.stop() else "the run is finished")
+
+    def _serve(self, transport: Transport, files: FilesHere | None) -> bool:
+        """Do the role's work until the worker leaves. Return False if it is only to wait for another trainer, since
+        the run scores otherwise than its `files`."""
+        from rftstream.roles.build import role_builder, service_of
+        from rftstream.runs.services import role_context
+
         context = role_context(
             config=self.config,
             folder=self.folder,
@@ -239,12 +253,11 @@ class Worker:
                 calm_collector()
             self.log_watch = LogWatch(self.config, self.folder.run_id, role.spec)
             self.log_watch.start(lambda: open_transport(self.config, self.folder, user=self.role))
-            self._loop(service)
+            return self._loop(service, files)
         finally:
             if self.log_watch is not None:
                 self.log_watch.close()
             _close(close)
-        log.info("left: %s", "stopped" if self.stop() else "the run is finished")
 
     def _prepare(self, manifest: RunManifest) -> None:
         """Make the run's model if this machine does not have it, in the same way as the run's start made it."""
@@ -262,14 +275,8 @@ class Worker:
         used = digests_for(self.role, config, lambda: prepare_model(config.model, folder, config.run.seed))
         check_worker(manifest, config, used)
 
-    def _check_files(self, transport: Transport) -> None:
-        """Wait until the run is scored as the files of a host without its folder say. ConfigError if it is not, or if
-        the run would end by them."""
-        from rftstream.runs.making.elsewhere import FilesHere
-
-        if self.folder.exists():
-            return
-        files = FilesHere(self.role, transport, self.config, self.folder.run_id, log.warning)
+    def _check_files(self, files: FilesHere) -> None:
+        """Wait until the run is scored as these files say. ConfigError if it is not, or would end by them."""
 
         def ready() -> tuple[list[str]] | None:
             return None if (lines := files.differences()) is None else (lines,)
@@ -282,8 +289,11 @@ class Worker:
         for line in lines:
             log.warning("works by the run files of this host, which differ from the run's settings: %s", line)
 
-    def _loop(self, service: Service) -> None:
+    def _loop(self, service: Service, files: FilesHere | None) -> bool:
+        """Let the service work until it is done, or the deadline of a signal is over. Return False if it has left its
+        work only since the run scores otherwise than its `files`."""
         deadline: float | None = None
+        outdated = False
         while not service.done:
             if self.stop() and deadline is None:
                 log.info("stopping: finishing what is in hand", extra={"deadline_s": self.deadline_s})
@@ -295,13 +305,19 @@ class Worker:
             if deadline is not None and time.monotonic() > deadline:
                 again = trained_again(service.health())
                 log.warning("not finished within %g s; a successor does the rest%s", self.deadline_s, again)
-                return
+                return True
+            if files is not None and not outdated:
+                with contextlib.suppress(TransportError):  # the next look will tell
+                    outdated = files.are_outdated(service.view.claims)
+                if outdated:
+                    service.drain()
             idle_s = service.tick()
             self.after_tick(service)
             self._beat(service)
             if idle_s > 0 and not service.done:
                 service.wait(min(idle_s, LONGEST_WAIT_S))
             self._check_parent()
+        return not outdated or deadline is not None
 
     def _look(self) -> None:
         """Check that there is still a reason to wait for a device. StoppedError if not."""

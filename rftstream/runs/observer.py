@@ -36,6 +36,8 @@ class Curve:
         """The newest steps in force, in order of versions."""
         self.settings = ""
         """Settings that the newest trainer wrote at its start, as TOML; "" if its record was left out."""
+        self.trainer_epoch = 0
+        """Epoch of the newest trainer that has written a step; 0 before the first record."""
         self._first: list[StepRecord] = []
         """The first steps in force that have a reward: a stage before may have trained demonstrations alone."""
         self._whole_to: int | None = None
@@ -56,7 +58,7 @@ class Curve:
         if not self._begin(step.name, resumed=step.resumed):
             return False
         assert self._whole_to is not None
-        self.version = step.name.version
+        self.version, self.trainer_epoch = step.name.version, step.name.trainer_epoch
         if step.resumed:
             self.settings = step.config or self.settings
             return False

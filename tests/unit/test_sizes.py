@@ -36,7 +36,7 @@ BUDGETS = {
     "http": 650,
     "integrations": 5_950,
     "joined": 900,
-    "launch": 3_900,
+    "launch": 3_950,
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_550,

@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.config.loader import from_toml, replace, to_toml
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.control import RunManifest
+from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.versions import StepRecord
@@ -30,13 +31,31 @@ _REACHED_BY = re.compile(
 _OF_A_HOST = ("run.name", "run.folder", "run.resume", "trainer.device", "trainer.colocate", "trainer.threads")
 
 
-def settings_on_log(transport: Transport) -> tuple[str, int]:
-    """Return the settings that the newest trainer wrote at its start, else those that the run began with, as TOML (""
-    if there are none yet), and the version in force."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnLog:
+    """The settings of a run according to its log. `settings_on_log` makes it."""
+
+    settings: str
+    """Those that the newest trainer wrote at its start, else those that the run began with, as TOML; "" if there are
+    none yet."""
+    version: int
+    """The version in force."""
+    trainer_epoch: int
+    """Epoch of the newest trainer that has written a step; 0 before the first."""
+    finished: bool
+
+
+def settings_on_log(transport: Transport) -> OnLog:
+    """Read the settings of a run from its log."""
     with closing(Observer(transport, whole=True, topics=("steps", "control"))) as observer:
         observer.catch_up()
         manifest, curve = observer.control.manifest, observer.curve
-        return curve.settings or ("" if manifest is None else manifest.config), curve.version
+        return OnLog(
+            settings=curve.settings or ("" if manifest is None else manifest.config),
+            version=curve.version,
+            trainer_epoch=curve.trainer_epoch,
+            finished=observer.control.finished is not None,
+        )
 
 
 def _steps_in(text: str, config: RunConfig) -> int | None:
@@ -59,7 +78,7 @@ def steps_of(
     elif newest is not None and newest.config and newest.name.trainer_epoch == current.name.trainer_epoch:
         text = newest.config
     else:
-        text = settings_on_log(run.transport)[0]
+        text = settings_on_log(run.transport).settings
     return _steps_in(text, run.config)
 
 
@@ -75,7 +94,7 @@ def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Se
     `--set`. Return the settings of the log (None: it has none that can be read). ConfigError, with the differences, if
     they do."""
     given = tuple(f"{one.partition('=')[0].strip()}." for one in sets)
-    text = settings_on_log(transport)[0]
+    text = settings_on_log(transport).settings
     lines = [*_differences(text, config), *_other_store(text, config)]
     lines = [line for line in lines if not f"{line.partition(' ')[0]}.".startswith(given)]
     if lines:
@@ -90,7 +109,8 @@ def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Se
 
 def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]:
     """Return what a worker's run files say otherwise than the run's log. ConfigError if the run would end by it."""
-    text, version = settings_on_log(transport)
+    found = settings_on_log(transport)
+    text, version = found.settings, found.version
     steps = _steps_in(text, config)
     if config.steps is not None and version >= config.steps and (steps is None or steps > version):
         raise ConfigError(
@@ -101,8 +121,9 @@ def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]
 
 
 class FilesHere:
-    """The run files of a worker whose host does not see the run folder, compared with the run's log. `say`: gets the
-    line that says what is waited for."""
+    """The run files of a worker whose host does not see the run folder, compared with the run's log. What scores by
+    another reward than the run waits for a trainer with that reward, since its share of the rollouts would have other
+    rewards. `say`: gets the line that says what is waited for."""
 
     def __init__(
         self, role: str, transport: Transport, config: RunConfig, run_id: str, say: Callable[[str], None]
@@ -113,32 +134,25 @@ class FilesHere:
         self._run_id = run_id
         self._say = say
         self._otherwise = ""
-        self._looked_at: Mapping[TopicPartition, int] | None = None
+        self._looked_at: dict[TopicPartition, int] = {}
+        self._trainer_epoch = 0
+        """Epoch of the newest trainer whose settings were compared."""
 
     def differences(self) -> list[str] | None:
         """Return what the files say otherwise than the log, where the role goes by them; None while no trainer has
         begun with the rewards that they name. ConfigError if the run would end by them."""
         if self._role in (RoleName.feeder, RoleName.trainer):
             return check_end(self._transport, self._config, self._run_id)
-        ends = self._transport.admin.end_offsets("steps")
-        if ends == self._looked_at:
-            return None
-        settings, self._looked_at = settings_on_log(self._transport)[0], ends
-        said, self._otherwise = self._otherwise, self._scores_otherwise(settings)
-        if self._otherwise and self._otherwise != said:
-            self._say(
-                f"{self._otherwise}; what scores here waits until a trainer has begun with that: change the run where "
-                "it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the files"
-            )
+        self._look()
         return None if self._otherwise else []
 
-    def _scores_otherwise(self, settings: str) -> str:
-        """Return how the worker would score otherwise than its run; "" if it would not: its share of the rollouts would
-        have other rewards."""
-        lines = [line for line in _differences(settings, self._config) if _is_of_a_reward(line)]
-        if self._role not in (RoleName.verifier, RoleName.evaluator) or not lines:
-            return ""
-        return f"{self._run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}"
+    def are_outdated(self, claims: Mapping[str, Claim]) -> bool:
+        """Return whether a trainer has begun since with other rewards than the files name. `claims`: those in force.
+        The log is read only after the claim of another trainer."""
+        claim = claims.get(RoleName.trainer)
+        if claim is not None and claim.epoch > self._trainer_epoch:
+            self._look()
+        return bool(self._otherwise)
 
     def refuse(self) -> None:
         """ConfigError, with the differences, if no trainer has begun with the rewards that the files name."""
@@ -147,6 +161,29 @@ class FilesHere:
                 f"{self._otherwise}; mend the files, or change the run where it was made, by `rftstream resume FILES "
                 "--set SECTION.KEY=VALUE`, and start this worker again"
             )
+
+    def _look(self) -> None:
+        """Compare the files with the log, if it has grown since."""
+        if self._role not in (RoleName.verifier, RoleName.evaluator):
+            return
+        admin = self._transport.admin
+        if (ends := {**admin.end_offsets("steps"), **admin.end_offsets("control")}) == self._looked_at:
+            return
+        found = settings_on_log(self._transport)
+        self._looked_at, self._trainer_epoch = ends, found.trainer_epoch
+        said, self._otherwise = self._otherwise, "" if found.finished else self._scores_otherwise(found.settings)
+        if self._otherwise and self._otherwise != said:
+            self._say(
+                f"{self._otherwise}; what scores here waits until a trainer has begun with that: change the run where "
+                "it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the files"
+            )
+
+    def _scores_otherwise(self, settings: str) -> str:
+        """Return how the worker would score otherwise than its run; "" if it would not."""
+        lines = [line for line in _differences(settings, self._config) if _is_of_a_reward(line)]
+        if not lines:
+            return ""
+        return f"{self._run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}"
 
 
 class TrainersElsewhere:

@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,18 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import Claim, RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
+from rftstream.launch import host
 from rftstream.launch.sessions.host_workers import hold_names
+from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight import folder_choice
 from rftstream.queries.state import elsewhere
 from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work, reached_here_alone
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
 from rftstream.runs.making.elsewhere import FilesHere, TrainersElsewhere, check_end, check_resumed, steps_of
-from rftstream.runs.manifest import make_manifest
+from rftstream.runs.manifest import data_digests, make_manifest
 from tests.unit.synthetic import SyntheticLog
+from tests.waiting import wait_until
 
 
 def config_of(tmp_path: Path, steps: int | None, **more: object) -> RunConfig:
@@ -41,7 +45,8 @@ def run(tmp_path: Path) -> Iterator[OpenRun]:
     transport = open_transport(began, folder, create=True)
     create_log(transport, began)
     log = SyntheticLog(transport)
-    log.put("control", make_manifest(began, "sums", {}, 1.0))
+    digests = data_digests(began, prepare_model(began.model, folder.model, 0))
+    log.put("control", make_manifest(began, "sums", digests, 1.0))
     log.step(0, resumed=True, config=loader.to_toml(began))
     for version in (1, 2, 3):
         log.trained[version] = version
@@ -101,6 +106,45 @@ def test_a_worker_that_scores_by_another_reward_waits_for_a_trainer_with_it(run:
     waiting.refuse()
     assert here("verifier", run.config).differences() is None
     assert "reward unset -> 'exact'" in said.pop()
+
+
+def test_a_worker_that_scores_leaves_what_a_new_trainer_scores_otherwise(
+    run: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run was resumed elsewhere with another reward: what scores here would go on with the old one in silence."""
+    monkeypatch.setattr(host, "calm_collector", lambda: None)
+    caplog.set_level("INFO", "rftstream")
+    worker = host.Worker(config=config_of(tmp_path, 9), folder=run.folder, role="verifier", process="verifier-B",
+                         device=None, stop=lambda: False, deadline_s=9.0, wait_s=60.0, parent=None)  # fmt: skip
+    run.folder.logs.mkdir()
+    log = SyntheticLog(run.transport)
+
+    def begin(epoch: int, **settings: object) -> None:
+        text = loader.to_toml(config_of(tmp_path, 9, **settings))
+        log.put("control", Claim(role="trainer", epoch=epoch, host="A", pid=1, process="t", claimed_at=time.time()))
+        log.step(3, epoch=epoch, resumed=True, config=text)
+
+    def said(text: str) -> int:
+        return sum(text in record.getMessage() for record in caplog.records)
+
+    log.trained[3] = 3
+    with ThreadPoolExecutor() as threads:
+        working = threads.submit(worker.run, None)
+        try:
+            wait_until(lambda: working.done() or said("started") == 1)
+            begin(2, trainer__lr=0.5)
+            begin(3, tasksets__sums__reward=[{"name": "well_formed"}])
+            wait_until(lambda: working.done() or said("waiting for a trainer with the rewards"))
+            assert said("score otherwise than the run: tasksets.sums.reward unset -> 'exact'") == 1
+            begin(4)
+            wait_until(lambda: working.done() or said("started") == 2)
+        finally:
+            log.put(
+                "control",
+                RunFinished(reason="steps", name=VersionName(trainer_epoch=4, version=3), finished_at=time.time()),
+            )
+        working.result(30)
+    assert said("left: the run is finished") == 1
 
 
 def test_who_supervises_says_once_what_a_trainer_elsewhere_does_otherwise(tmp_path: Path) -> None:
