@@ -45,6 +45,7 @@ EXCEPTIONS = {
         ("config/parts/registry.py", "environment", "a kind of parts"),
         ("preflight/checks/check.py", "dedupe", "an operator without which an advice names it"),
         ("preflight/estimate.py", "embedded", "the log whose journal takes room"),
+        ("queries/catalog/texts.py", "length", "why sampling ended"),
         ("roles/trainer/update_cycle.py", "topr asymre", "algorithms made for old rollouts"),
         ("config/placement.py", "hf", "the engine of a machine without vLLM"),
         ("config/placement.py", "vllm", "the engine of a machine with GPUs"),

@@ -44,7 +44,7 @@ BUDGETS = {
     "replay": 950,
     "rewards": 8_500,
     "roles": 10_550,
-    "runs": 2_850,
+    "runs": 2_900,
     "sandbox": 2_700,
     "service": 2_800,
     "studio": 3_150,
