@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 from rftstream.contracts.versions import EvalResult, StepRecord
@@ -94,3 +96,15 @@ class _Neighbours(Generic[Measured]):
             means = {name: value / self._counts[name] for name, value in self._sums.items()} | own
             self._mean = self._newest if self.num_items == 1 else replace(self._newest, metrics=means)
         return self._mean
+
+
+def eras(items: Iterable[StepRecord | EvalResult], begins: Collection[int]) -> list[int]:
+    """Return the number of each item's era. `begins`: versions at which one begins."""
+    ordered = sorted(begins)
+    return [bisect_right(ordered, item.name.version) for item in items]
+
+
+def begins_of_stages(steps: Sequence[StepRecord]) -> set[int]:
+    """Return the versions at which a stage begins."""
+    changed = (after for before, after in pairwise(steps) if before.metrics.get("stage") != after.metrics.get("stage"))
+    return {step.name.version for step in changed}

@@ -6,16 +6,15 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from rftstream.algorithms.reward_changes import RewardChange, changed_at, comparable_results, find_reward_changes
 from rftstream.contracts.control import DesiredState, RunState
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, VersionName, WeightsAnnounced
-from rftstream.queries.curves.coarse import Coarse
+from rftstream.queries.curves.coarse import Coarse, begins_of_stages, eras
 from rftstream.queries.curves.reward_search import search_reward_changes
 from rftstream.queries.curves.setting_changes import SettingChange, find_setting_changes
 from rftstream.queries.formatting import duration, plural, rates_text
@@ -83,11 +82,19 @@ class History:
 
     def _newest(self) -> tuple[list[StepRecord], float]:
         """Return the steps of the last minute, or the newest ones if they took longer, and their seconds of work."""
-        since = self.steps[-1].recorded_at - RATE_OVER_S if self.steps else 0.0
-        before = [step for step in self.steps[:-NUM_SMOOTHED] if step.recorded_at >= since]
-        newest = [*before, *self.steps[-NUM_SMOOTHED:]]
-        begin, end = (self.at_work_s(newest[at].recorded_at) if newest else 0.0 for at in (0, -1))
-        return newest, end - begin
+        if not self.steps:
+            return [], 0.0
+        steps = self.steps[self._end_of_gap() :]
+        since = steps[-1].recorded_at - RATE_OVER_S
+        newest = [step for step in steps[:-NUM_SMOOTHED] if step.recorded_at >= since]
+        newest += steps[-NUM_SMOOTHED:]
+        return newest, self.at_work_s(newest[-1].recorded_at) - self.at_work_s(newest[0].recorded_at)
+
+    def _end_of_gap(self) -> int:
+        """Return the place of the first step behind those that a glance passes over."""
+        versions = [step.name.version for step in self.steps] if self.passed_over else []
+        places = range(len(versions) - 1, 0, -1)
+        return next((place for place in places if versions[place] != versions[place - 1] + 1), 0)
 
     def seconds_left(self, num_steps: int | None, now: float) -> float | None:
         """Estimate the seconds until `num_steps` are done, by the newest steps; None if unknown, or if the step in
@@ -428,21 +435,10 @@ class CoarseHistory:
         for name, some in results.items():
             scored = [(one.name.version, {name: one.scored_by} if one.scored_by else {}) for one in some]
             begins = settings | {change.version for change in find_reward_changes(scored)}
-            coarse += self._results.setdefault(name, Coarse()).through(tuple(some), _eras(some, begins))
-        begins = settings | {change.version for change in history.reward_changes} | _begins_of_stages(history.steps)
+            coarse += self._results.setdefault(name, Coarse()).through(tuple(some), eras(some, begins))
+        begins = settings | {change.version for change in history.reward_changes} | begins_of_stages(history.steps)
         return replace(
             history,
-            steps=tuple(self._steps.through(history.steps, _eras(history.steps, begins))),
+            steps=tuple(self._steps.through(history.steps, eras(history.steps, begins))),
             evaluations=tuple(sorted(coarse, key=lambda one: (one.name.version, one.evaluation))),
         )
-
-
-def _eras(items: Iterable[StepRecord | EvalResult], begins: Collection[int]) -> list[int]:
-    """Return the number of each item's era. `begins`: versions at which one begins."""
-    ordered = sorted(begins)
-    return [bisect_right(ordered, item.name.version) for item in items]
-
-
-def _begins_of_stages(steps: Sequence[StepRecord]) -> set[int]:
-    changed = (after for before, after in pairwise(steps) if before.metrics.get("stage") != after.metrics.get("stage"))
-    return {step.name.version for step in changed}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rftstream.contracts.control import DesiredState, RunState
-from rftstream.queries.state.status import read_status
+from rftstream.queries.curves.history import HistoryReader
+from rftstream.queries.state.status_reading import read_status
 from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.service.role import Log
 from rftstream.transport.memory.transport import MemoryLog
 from tests.configs import small_run
 from tests.unit.synthetic import SyntheticLog
@@ -42,3 +44,18 @@ def test_fast_steps_are_averaged_over_a_minute(tmp_path: Path) -> None:
     run = OpenRun(RunFolder(tmp_path), small_run(run={"name": "demo", "steps": 61}), log.transport)
     with RunFolder(tmp_path).held():
         assert read_status(run, now=152.0).seconds_left == 50.0, "30 steps took 50 s, and the last 9 of them 27 s"
+
+
+def test_a_glance_at_a_fast_run_averages_only_steps_that_it_has(tmp_path: Path) -> None:
+    """It has the first 256 and the newest 512 steps, which may all be of the last minute."""
+    log = SyntheticLog(MemoryLog(lambda: 0.0).connect())
+    log.step(0, resumed=True)
+    for version in range(1, 1_001):
+        log.trained[version] = version
+        log.step(version, at=100.0 + version / 32, metrics={"step_s": 0.03, "rollouts": 4.0, "tokens": 100.0})
+    reader = HistoryReader(Log(log.transport))
+    reader.read()
+    glance = reader.glance()
+    assert len(glance.steps) < glance.num_steps == 1_000
+    assert glance.speed_texts()[1] == "128 rollouts/s, 3,200 trained tokens/s (last 16 s of steps)"
+    assert glance.seconds_left(1_032, 131.25) == 1.0
