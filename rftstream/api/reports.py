@@ -12,7 +12,8 @@ from rftstream.queries.audits.balance import AuditReport
 from rftstream.queries.catalog.run_index import RunIndex
 from rftstream.queries.decisions.run_difference import RunDifference, compare
 from rftstream.queries.facts.database import opened_index
-from rftstream.queries.state.status import Status, read_status
+from rftstream.queries.state.status import Status
+from rftstream.queries.state.status_reading import read_status
 from rftstream.queries.traces.lineage import Node
 from rftstream.queries.traces.trace import trace
 from rftstream.runs import folder as run_folder

@@ -89,7 +89,7 @@ def status(run: Path, layers: tuple[Path, ...], as_json: bool, within_s: float) 
 
     RUN is a run folder, or a run file (then its newest run). Later FILEs override a run file.
     """
-    from rftstream.queries.state.status import read_status
+    from rftstream.queries.state.status_reading import read_status
 
     def ask(doing: Callable[[str], None]) -> Status:
         doing("which run it is")

@@ -119,7 +119,7 @@ def test_json_of_run() -> None:
 def test_json_of_views(simulation: MemoryRun) -> None:
     from rftstream.preflight.checks.check import check
     from rftstream.queries.records.inspect import record_to_json
-    from rftstream.queries.state.status import read_status
+    from rftstream.queries.state.status_reading import read_status
 
     assert keys_told("audit") == set(simulation.audit().to_json())
     assert keys_told("inspect") == set(record_to_json(simulation.records("steps")[-1]))

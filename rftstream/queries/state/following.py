@@ -26,7 +26,8 @@ from rftstream.queries.plain import Report
 from rftstream.queries.state.elsewhere import look_elsewhere
 from rftstream.queries.state.run_state import ending_of, state_of
 from rftstream.queries.state.standstill import FailingTaskset, find_failing
-from rftstream.queries.state.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
+from rftstream.queries.state.status import Status
+from rftstream.queries.state.status_reading import NUM_DEAD_ERRORS, KnownFacts, read_status
 from rftstream.queries.state.workers import ask_workers_of
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER

@@ -11,7 +11,7 @@ from rftstream.config.loader import from_dict
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.queries.state.flow_map import what_is_wrong
 from rftstream.queries.state.standstill import find_failing
-from rftstream.queries.state.status import read_status
+from rftstream.queries.state.status_reading import read_status
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.synthetic import SyntheticLog, rollout

@@ -27,7 +27,7 @@ from rftstream.queries.curves.history import CoarseHistory, HistoryReader, read_
 from rftstream.queries.curves.model_card import card_text
 from rftstream.queries.records.dead import read_dead
 from rftstream.queries.records.inspect import list_topics
-from rftstream.queries.state.status import read_status
+from rftstream.queries.state.status_reading import read_status
 from rftstream.queries.traces import versions_on_log
 from rftstream.queries.traces.lineage import number, version_of
 from rftstream.queries.traces.versions_on_log import VersionsOnLog

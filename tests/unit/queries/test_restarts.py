@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from rftstream.queries.state.flow_map import what_is_wrong
-from rftstream.queries.state.status import Status, read_status
+from rftstream.queries.state.status import Status
+from rftstream.queries.state.status_reading import read_status
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.queries.test_status import config, noted

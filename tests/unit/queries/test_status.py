@@ -28,7 +28,8 @@ from rftstream.launch.session import notes_file
 from rftstream.queries.curves.history import read_history
 from rftstream.queries.records.dead import error_kinds, read_letters
 from rftstream.queries.state.flow_map import what_is_wrong
-from rftstream.queries.state.status import Status, read_status
+from rftstream.queries.state.status import Status
+from rftstream.queries.state.status_reading import read_status
 from rftstream.queries.state.workers import health_sentence, worker_sentence
 from rftstream.replay.recorded import read_recorded
 from rftstream.runs.ending import noting_failure

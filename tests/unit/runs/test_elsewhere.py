@@ -22,7 +22,7 @@ from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight import folder_choice
 from rftstream.queries.state import elsewhere
 from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work, reached_here_alone
-from rftstream.queries.state.status import read_status
+from rftstream.queries.state.status_reading import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
 from rftstream.runs.making.elsewhere import FilesHere, TrainersElsewhere, check_end, check_resumed, steps_of
 from rftstream.runs.manifest import data_digests, make_manifest
