@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rftstream import metrics
 from rftstream.clock import Clock
+from rftstream.config import secrets
 from rftstream.contracts import codec
 from rftstream.contracts.control import RunManifest
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
@@ -193,7 +194,7 @@ class Service:
         elif self.clock.now() - self._failing_since > self.context.config.transport.patience_s:
             raise error
         wait = min(MAX_BACKOFF_S, 0.05 * 2.0**self._failures)
-        self._failures, self._failure = self._failures + 1, str(error)
+        self._failures, self._failure = self._failures + 1, secrets.hidden(str(error))
         self._retry_at = self.clock.now() + wait
         level = logging.WARNING if self._failures > 3 else logging.INFO
         log.log(
