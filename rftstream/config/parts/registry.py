@@ -10,6 +10,7 @@ import json
 import math
 import pkgutil
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -220,9 +221,11 @@ def check_numbers(values: Any, where: str) -> None:
 def near_file(path: Path) -> str:
     """Return `; did you mean train.jsonl?` if a file beside a missing one has a similar name, or the command of
     `write_train.py` that writes it; else nothing."""
+    if path.exists() or not path.parent.is_dir():
+        return ""
     if (writer := path.with_name(f"write_{path.stem}.py")).is_file():
-        return f"; `python {writer.name}` writes it"
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
+        return f"; `python {shlex.quote(str(writer))}` writes it"
+    beside = [one.name for one in path.parent.iterdir()]
     near = [
         one
         for one in difflib.get_close_matches(path.name, beside)

@@ -421,7 +421,9 @@ def test_rewards_of_every_kind_and_images_of_rows_that_the_script_makes(tmp_path
     exec(next(one.text for one in done.modules if one.name == "see_rewards.py"), copied)
     assert copied["counted"](["a"]) == [1.0]
     (tmp_path / "write_see_rows.py").touch()
-    assert near_file(tmp_path / "see_rows.parquet") == "; `python write_see_rows.py` writes it"
+    assert near_file(tmp_path / "see_rows.parquet") == f"; `python {tmp_path / 'write_see_rows.py'}` writes it"
+    (tmp_path / "see_rows.parquet").touch()
+    assert near_file(tmp_path / "see_rows.parquet") == near_file(Path()) == "", "what is there is not missing"
 
 
 def test_a_reward_model_with_an_adapter_is_trained_whole(tmp_path: Path) -> None:
