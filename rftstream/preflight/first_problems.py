@@ -158,7 +158,9 @@ def _location(wanted: FirstFile, source: str) -> str:
     """Return the place of a source as seen from anywhere. The folder of the run file need not be there yet."""
     scheme, _, place = source.partition(":")
     spec, path = registry.built_in(TasksetSpec).get(scheme), (wanted.folder / place).resolve()
-    return str(path) if place and ((spec is not None and spec.location == "path") or path.exists()) else place
+    if spec is None or spec.location == "name" or not place:
+        return place
+    return str(path) if spec.location == "path" or path.exists() else place
 
 
 def _has_prompt(wanted: FirstFile, row: Mapping[str, Any]) -> bool:

@@ -226,6 +226,12 @@ def test_a_folder_of_a_data_set_and_a_csv_file(here: Path) -> None:
         assert section["columns"] == {"prompt": "question"} and section["source"] == f"{scheme}:../{tasks}"
 
 
+def test_a_folder_that_is_called_as_a_source_of_ones_own_is_not_it(here: Path) -> None:
+    (here / "ArithmeticTaskset").mkdir()
+    done = call("init", "--tasks", "rftstream.data.tasksets.arithmetic:ArithmeticTaskset", "--reward", "exact")
+    assert done.exit_code == 0, done.stderr
+
+
 def test_nothing_is_written_over(here: Path) -> None:
     (here / "problems.jsonl").write_text("{}\n")
     done = call("init")
