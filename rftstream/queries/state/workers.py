@@ -45,7 +45,7 @@ class WorkerStatus:
     @property
     def role(self) -> str:
         """Return the role that its name begins with."""
-        return self.process.rpartition("-")[0] or self.process
+        return self.process.partition("-")[0]
 
     @property
     def reachable(self) -> bool:
@@ -210,7 +210,7 @@ def worker_sentence(worker: WorkerStatus, now: float, heard: Mapping[str, Sequen
         return "gone: it was killed, and is not started again so far"
     if worker.asked:
         return health_sentence(worker.health, now)
-    said, role = f"on {worker.host}, which is not asked from here", worker.process.partition("-")[0]
+    said, role = f"on {worker.host}, which is not asked from here", worker.role
     if heard is None or role not in {spec.name for spec in role_specs() if spec.kind is RoleKind.concurrent}:
         return said
     is_heard = any(name.partition(" at ")[0] == worker.process for name in heard.get(role, ()))

@@ -336,6 +336,7 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     far = "on another-host, which is not asked from here"
     assert worker_sentence(found["far"], 0.0) == worker_sentence(found["far"], 0.0, {}) == far
     explorer = replace(found["far"], process="explorer-7")
+    assert replace(explorer, process="explorer-gpu-2-0").role == explorer.role == "explorer"
     assert worker_sentence(explorer, 0.0, {"explorer": ["explorer-8"]}) == f"{far}; the log does not hear it"
     assert worker_sentence(explorer, 0.0, {"explorer": ["explorer-7 at x"]}) == f"{far}; the log hears it"
     assert found["explorer-0"].health is not None
