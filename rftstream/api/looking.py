@@ -272,17 +272,18 @@ class RunTables:
         check_word("samples: order", order, SAMPLE_ORDERS)
 
         def read(limit: int | None) -> Iterator[EvaluationSample]:
+            wanted = version
+
             def page(skip: int | None, size: int) -> tuple[Sequence[EvaluationSample], int | None]:
+                nonlocal wanted  # who updates the index meanwhile may add a newer version
                 with self._index.catalog(texts=True, fresh=skip is None) as opened:
                     known = [] if opened is None else list_evaluated(opened[0], evaluation)
-                    if version is not None and version not in known:
+                    wanted = known[0] if wanted is None and known else wanted
+                    if wanted is not None and wanted not in known:
                         have = ", ".join(map(str, sorted(known))) or "no version"
-                        raise ConfigError(
-                            f"samples: {evaluation} has none of version {version}; it has those of {have}"
-                        )
-                    if opened is None or not known:
+                        raise ConfigError(f"samples: {evaluation} has none of version {wanted}; it has those of {have}")
+                    if opened is None or wanted is None:
                         return [], None
-                    wanted = known[0] if version is None else version
                     found = find_samples(
                         opened[0], evaluation, wanted, text=text, order=order, skip=skip or 0, limit=size
                     )

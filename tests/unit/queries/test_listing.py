@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rftstream
+from rftstream.api import looking
 from rftstream.contracts.rollouts import RolloutStatus, Turn
 from rftstream.queries.catalog import listing, samples
 from rftstream.queries.catalog.database import CatalogReader
@@ -207,7 +208,9 @@ def test_problems_whose_reference_answer_may_be_wrong(scene: Scene) -> None:
     ("said", "answer"),
     [
         (("12",), "12"),
-        (("5 + 7 = 12\n#### 12 ",), "12"),
+        (("5 + 7 = 12\n#### 12 \n",), "12"),
+        (("#### Step 1\n5 + 7\n#### Result\nThe answer is 12.",), "12"),
+        ((r"#### So it is \boxed{12}",), "12"),
         (("<think>it is 11</think>The answer is 12.",), "12"),
         ((r"So \boxed{11}, no: \boxed{12}",), "12"),
         (("I ask.", "The answer is **Paris**."), "paris"),
@@ -231,7 +234,7 @@ def test_versions_are_listed_from_the_first_group_on(scene: Scene, monkeypatch: 
     assert (found[0], found[-1]) == (everything[0], everything[-1])
 
 
-def test_samples_of_two_versions(scene: Scene) -> None:
+def test_samples_of_two_versions(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     [newest, *_, first] = samples.list_evaluated(scene.catalog, "held-out")
     files = {
         version: [json.loads(line) for line in path.read_text().splitlines()]
@@ -268,6 +271,10 @@ def test_samples_of_two_versions(scene: Scene) -> None:
             rftstream.ConfigError, match=f"has none of version 999; it has those of {first}, .*{newest}"
         ):
             run.samples("held-out", version=999).first()
+        monkeypatch.setattr(looking, "PAGE", 2)
+        known = iter([[newest, first], *[[first, newest]] * len(found)])  # another version comes between two pages
+        monkeypatch.setattr(looking, "list_evaluated", lambda catalog, name: next(known))
+        assert [one.version for one in run.samples("held-out")] == [newest] * len(found)
 
 
 def test_long_texts_lose_their_middle() -> None:
