@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 5
+FORMAT = 6
 """Version of the schema and of the rows' meaning. A file of another version is made anew."""
 WAIT_S = 5.0
 """Seconds that a reader waits for the writer."""
@@ -90,9 +90,10 @@ CREATE TABLE text_marks(
 );
 CREATE TABLE texts(  -- of rollouts
     id INTEGER PRIMARY KEY,  -- sequence << 20 | sibling
-    said TEXT NOT NULL, tools TEXT NOT NULL,  -- names between spaces
     version INTEGER,  -- that sampled the first token
-    answer TEXT  -- as it is compared with those of others; NULL: none was found
+    answer TEXT,  -- as it is compared with those of others; NULL: none was found
+    tools TEXT NOT NULL,  -- names between spaces
+    said TEXT NOT NULL  -- last: who asks for another column would read its pages, too
 );
 CREATE INDEX texts_by_version ON texts(version);
 CREATE TABLE tools(name TEXT PRIMARY KEY) WITHOUT ROWID;

@@ -67,9 +67,11 @@ def answer_in(turns: Iterable[Turn]) -> str | None:
     said = [turn for turn in turns if turn.role == "assistant"]
     if not said or said[-1].finish_reason == "length":
         return None
-    _, mark, marked = said[-1].content.rpartition("####")
-    found = [marked] if mark else [one.text for one in find_answers(said[-1].content[-END:])]
-    return bare_words(found[0])[:END] or None if found else None
+    end = said[-1].content[-END:]
+    _, mark, marked = end.rstrip().rpartition("####")
+    is_answer = mark and "\n" not in marked  # as in GSM8K; else it is a heading
+    found = find_answers(marked if is_answer else end)
+    return bare_words(found[0].text) or None if found else None
 
 
 class TextReader:
@@ -165,7 +167,8 @@ def _write(db: Connection, records: list[Record]) -> None:
         versions = [segment.versions[0].version for segment in rollout.segments if segment.versions]
         number = rollout.ids.sequence << SIBLING_BITS | rollout.ids.sibling
         in_spaces = f" {' '.join(names)} " if names else ""
-        texts.append((number, said_in(rollout), in_spaces, versions[0] if versions else None, answer_in(rollout.turns)))
+        version = versions[0] if versions else None
+        texts.append((number, version, answer_in(rollout.turns), in_spaces, said_in(rollout)))
         ids = split_group_id(rollout.ids.group_id)
         if ids is not None and rollout.problem is not None:
             reference = rollout.problem.answer

@@ -191,6 +191,7 @@ def test_problems_whose_reference_answer_may_be_wrong(scene: Scene) -> None:
     assert len(shares) == 2 and shares == sorted(shares, reverse=True)
     assert count_problems(scene.catalog, scene.now, doubtful=True) == 2
     assert count_problems(scene.catalog, scene.now, doubtful=True, version_from=999) == 0
+    assert count_problems(scene.catalog, scene.now, doubtful=True, text="no such text") == 0
     every = find_problems(scene.catalog, scene.now, limit=1000)
     assert {(one.agreed, one.num_agreed) for one in every} == {(None, None)} and all(one.answer for one in every)
     told = call("problems", "doubtful", scene.run.folder.path)
