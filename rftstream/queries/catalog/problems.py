@@ -118,17 +118,19 @@ def count_problems(
     moment: Moment,
     *,
     taskset: str = "",
+    text: str = "",
     reward: Range = (None, None),
     version_from: int | None = None,
     doubtful: bool = False,
 ) -> int:
     """Count the problems that have a group: all, or those that `find_problems` finds."""
     indexed = moment.is_now and version_from is None
+    values = values_at(moment, taskset=taskset, text=like(text), version_from=version_from, least=reward[0])
     row = catalog.row(
         "SELECT coalesce(sum(problems), 0) AS problems FROM tasksets WHERE :taskset = '' OR taskset = :taskset"
-        if indexed and reward == (None, None) and not doubtful
-        else f"SELECT count(*) AS problems FROM {_problems(indexed, taskset, reward, doubtful=doubtful)}",
-        values_at(moment, taskset=taskset, least=reward[0], most=reward[1], version_from=version_from),
+        if indexed and reward == (None, None) and not (doubtful or text)
+        else f"SELECT count(*) AS problems FROM {_problems(indexed, taskset, reward, text, doubtful)}",
+        {**values, "most": reward[1]},
     )
     return 0 if row is None else int(row["problems"])
 

@@ -122,21 +122,19 @@ def problems(page: PageOfRun) -> Values:
         page.catalog, page.moment, taskset=taskset, text=text, reward=reward, version_from=version_from,
         doubtful=doubtful, order=order, skip=skip, limit=PAGE + 1,
     )  # fmt: skip
-    shown = found[:PAGE]
+    shown, num_found = found[:PAGE], None
+    if doubtful or (reward != (None, None) and not text):  # a text alone would be looked for in all prompts
+        num_found = len(found)
+        if skip or num_found > PAGE:
+            num_found = count_problems(
+                page.catalog, page.moment, taskset=taskset, text=text, reward=reward, version_from=version_from,
+                doubtful=doubtful,
+            )  # fmt: skip
     which = [GroupFilter(taskset=one.taskset, problem=one.problem) for one in shown]
     return {
         "problems": list(zip(shown, extremes(page, which), strict=True)),
         "num_problems": count_problems(page.catalog, page.moment, taskset=taskset),
-        "num_found": None  # a text would have to be looked for in all prompts
-        if text or (reward == (None, None) and not doubtful)
-        else count_problems(
-            page.catalog,
-            page.moment,
-            taskset=taskset,
-            reward=reward,
-            version_from=version_from,
-            doubtful=doubtful,
-        ),
+        "num_found": num_found,
         "taskset": taskset,
         "text": text,
         "reward": reward,

@@ -139,7 +139,10 @@ def test_only_pages_with_something_to_show(
         ("/problems", r"<small>best</small>(?s:.*)<small>worst</small>"),
         ("/problems?reward_to=2", r"[1-9]\d* of \d+ problems have groups and such a mean reward"),
         ("/problems?reward_from=2&as_of=v2", r">0 of [1-9]\d* problems have groups and such a mean reward"),
-        ("/problems?doubtful=1", r">0 of [1-9]\d* problems have groups, no attempt that got 0.5, and most attempts"),
+        (
+            "/problems?doubtful=1&text=a",
+            r">0 of [1-9]\d* problems have groups, no attempt that got 0.5, and most attempts",
+        ),
         ("/versions", r"<small>best</small> [^<]*</b> <i>"),
     ],
 )
