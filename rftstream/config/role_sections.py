@@ -112,7 +112,7 @@ class VerifierSection(WorkerSection):
     timeout_s: AboveZero = 10.0
     """Time limit of one call of a reward. Time spent waiting for a busy processor does not count, so a busy machine
     makes no answer wrong. A call for several rollouts that takes longer is repeated for each rollout alone. Programs in
-    a sandbox have their own time limits, and their time does not count."""
+    a sandbox and answers of served models have their own time limits, and their time does not count."""
     max_batch: Positive = 64
     """Most rollouts that a reward over lists (TRL's, verl's batch, async) gets in one call. The call takes the rollouts
     that wait for it."""

@@ -77,8 +77,9 @@ class ModelServer:
         self.num_full = 0
         """Number of answers so far with FULL."""
 
-    def ask(self, body: dict[str, Any], call: Call | None = None) -> dict[str, Any]:
-        """Return the answer to a POST. Raises Refused, or Unreachable after all tries."""
+    def ask(self, body: dict[str, Any], call: Call | None = None, *, waits_once: bool = False) -> dict[str, Any]:
+        """Return the answer to a POST. Raises Refused, or Unreachable after all tries. `waits_once`: a try that took
+        the whole time limit is the last one."""
         call = call or Call()
         last = RetryableError("")
         for number in range(self._tries):
@@ -89,6 +90,8 @@ class ModelServer:
             except RetryableError as error:
                 call.num_retried += 1
                 last = error
+                if waits_once and error.timed_out and not error.is_away:
+                    raise Unreachable(f"{self.where}: {last}", timed_out=True) from None
         raise Unreachable(
             f"{self.where}: {last}, after {self._tries} tries; is the server up?",
             timed_out=last.timed_out,

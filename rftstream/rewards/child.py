@@ -219,9 +219,11 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
         for name, reward in rewards.items()
     }
     batched = [name for name, reward in rewards.items() if getattr(reward, "batched", False)]
+    concurrent = [name for name in batched if getattr(rewards[name], "concurrent", False)]
     grouped = [name for name, reward in rewards.items() if getattr(reward, "group", False)]
     without = [name for name, reward in rewards.items() if not getattr(reward, "reads_tokens", True)]
-    _write(replies, pack(Ready(rewards=names, batched=batched, grouped=grouped, without_tokens=without)))
+    ready = Ready(rewards=names, batched=batched, concurrent=concurrent, grouped=grouped, without_tokens=without)
+    _write(replies, pack(ready))
     return rewards
 
 

@@ -9,8 +9,9 @@ the limit is our own failure, and the rollout is unscorable.
 Memory is limited during the evaluation, so that a huge answer raises MemoryError in the reward and does not kill the
 process.
 
-A reward that runs programs in a sandbox has its own limits for them. With `allow_time` it tells the scorer how long to
-wait for a program, so that a program at its limit gives 0 and does not count as a hung reward.
+A reward that runs programs in a sandbox has its own limits for them, and one that asks a served model has its own for
+answers. With `allow_time` it tells the scorer how long to wait for one, so that a program at its limit gives 0 and does
+not count as a hung reward, and an answer that is late costs no other rollout its score.
 """
 
 from __future__ import annotations

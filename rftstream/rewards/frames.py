@@ -56,6 +56,8 @@ class Ready(msgspec.Struct, kw_only=True):
     """Name of the reward -> scorer and its version."""
     batched: list[str] = []
     """Names of rewards that score several rollouts at once."""
+    concurrent: list[str] = []
+    """Those of them for which several rollouts take no longer than one."""
     grouped: list[str] = []
     """Names of rewards that see whole groups."""
     without_tokens: list[str] = []

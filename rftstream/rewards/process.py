@@ -64,7 +64,7 @@ class BatchSizes:
 
     The limit is the number of rollouts that the reward can score in half of the time limit, measured by its calls so
     far. A reward that loops over its list gets few, so that it is not killed; a reward that is just as quick for many
-    gets many.
+    gets many, and so does one that asks a served model: how long that takes is not measured.
     """
 
     def __init__(self, *, max_batch: int, timeout_s: float) -> None:
@@ -108,6 +108,8 @@ class RewardChild:
         """True once the scorer has looked at `versions`."""
         self.batched: frozenset[str] = frozenset()
         """Names of rewards that score several items at once."""
+        self._measured: frozenset[str] = frozenset()
+        """Those of them that take longer for more items."""
         self.without_tokens: frozenset[str] = frozenset()
         """Names of rewards that get no tokens."""
         self.grouped: frozenset[str] | None = None
@@ -324,6 +326,7 @@ class RewardChild:
             self.grouped = frozenset(ready.grouped)
             self.without_tokens = frozenset(ready.without_tokens)
             self.versions, self.batched = ready.rewards, frozenset(ready.batched) - self.grouped
+            self._measured = self.batched - frozenset(ready.concurrent)
             return []
         results = _RESULTS.decode(body)
         now = time.monotonic()
@@ -332,7 +335,7 @@ class RewardChild:
             item_s = (now - self._received_at) / num_tried
             self._item_s = max(1e-6, 0.5 * self._item_s + 0.5 * item_s)
             first = self.held.get(results[0].number)
-            if first is not None and first.reward in self.batched:
+            if first is not None and first.reward in self._measured:
                 self._sizes.took(first.reward, num_tried, now - self._received_at)
             self._received_at = now
         for result in results:

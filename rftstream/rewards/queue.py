@@ -181,7 +181,7 @@ class ScoringQueue:
         the probe too often: its answer may be what brings the service down."""
         pending.tries += 1
         pending.detail = detail
-        pending.alone = True
+        pending.alone |= reason != "timeout" or seconds == math.inf  # a batch outlives a late answer of its own
         given_up = False
         if away or is_slow(reason, seconds, SLOW_SHARE * self._timeout_s):
             was_away = pending.reward in self._probe_at

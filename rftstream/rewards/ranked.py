@@ -18,7 +18,6 @@ from msgspec import Meta
 from rftstream.core.samples import plain_sum
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardGroup, RewardInput, Score
-from rftstream.rewards.evaluating import allow_time
 from rftstream.rewards.event_loop import caught
 from rftstream.rewards.judge import Judge, JudgeConfig, Spent
 from rftstream.rewards.judge_forms import JudgeCriterion, PairForm, RubricForm
@@ -58,7 +57,6 @@ class RulerReward:
         if len(numbers) > 1:
             names = {f"answer_{place + 1}": text for place, text in enumerate(answers.texts)}
             form = RubricForm(None, [JudgeCriterion(name=name, low=0.0, high=1.0) for name in names], fenced=True)
-            allow_time(_patience_s(self._config))
             found = self._judge.judgement(self._question(group.siblings[0], names, form.wanted), form, spent)
             numbers = {text: found[name] for name, text in names.items()}
         return answers.scores(numbers, self._judge.cost(spent) if len(numbers) > 1 else {})
@@ -137,7 +135,6 @@ class TournamentReward:
     def _compare(self, prompt: str, pairs: Sequence[tuple[str, str]], spent: Spent) -> list[float]:
         """Return for each pair 1 if the first answer is better, 0 if the second is, else 0.5. All pairs are judged at
         the same time."""
-        allow_time(_patience_s(self._config) * (1 + len(pairs) // self._config.max_concurrent))
         found = list(self._threads.map(lambda pair: caught(self._compare_two, prompt, *pair), pairs))
         for one in found:
             if isinstance(one, BaseException):
@@ -180,8 +177,3 @@ def said_by(item: RewardInput) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _patience_s(config: JudgeConfig) -> float:
-    """Return the seconds that a question and its opposite may take, with all tries."""
-    return 2 * config.timeout_s * config.tries * config.asks

@@ -114,6 +114,11 @@ class ModelReward:
         return None if self._local is None or self._config.too_long != "unscorable" else self._local.limit
 
     @property
+    def concurrent(self) -> bool:
+        """Whether several rollouts take no longer than one: the model is served."""
+        return self._local is None
+
+    @property
     def held(self) -> HeldClassifier | None:
         """The model that each scoring process holds; None if it is served. `check` estimates its memory."""
         return None if self._local is None else self._local.held

@@ -15,6 +15,7 @@ from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.http.client import Call
 from rftstream.models.server_client import ModelServer, Refused, Unreachable
 from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.evaluating import allow_time
 from rftstream.rewards.event_loop import caught
 
 
@@ -31,7 +32,7 @@ class ServedConfig:
     max_concurrent: Annotated[int, Meta(ge=1)] = 32
     """Requests at once, for each of `verifier.processes` children."""
     timeout_s: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds to wait for one answer. No call takes longer than `verifier.timeout_s`, so raise that setting as well."""
+    """Seconds to wait for one answer, in place of `verifier.timeout_s`. The other rollouts of a call wait as long."""
     tries: Annotated[int, Meta(ge=1)] = 3
     """Tries of a request if the server cannot be reached or is busy."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +62,9 @@ class AskedModel:
         self._name = name
         self._fixed = {"model": config.model, **fixed}
         self._extra = config.extra
+        self._timeout_s = config.timeout_s
+        self._longest_s = config.timeout_s * (2 * config.tries - 1)
+        """Seconds after which a request has its answer or its error. A server that is busy may ask for a pause."""
         self._server = ModelServer(
             config.url,
             resource,
@@ -78,11 +82,15 @@ class AskedModel:
     def ask(self, body: dict[str, Any], *, hint: str = "", call: Call | None = None) -> dict[str, Any]:
         """Return the server's answer. RewardError if there is none. `hint`: advice at the end of the error if the
         server refuses. `call` counts the tries in vain."""
+        allow_time(self._longest_s)
         try:
-            return self._server.ask({**self._fixed, **body, **self._extra}, call)
+            return self._server.ask({**self._fixed, **body, **self._extra}, call, waits_once=True)
         except Refused as error:
             raise ServerRefusal(f"{self._name}: {error}{hint}") from None
         except Unreachable as error:
+            if error.timed_out and not error.is_away:
+                said = f"no answer within {self._timeout_s:g} s (rewards.{self._name}.timeout_s)"
+                raise RewardTimeout(f"{self._name}: {self._server.where}: {said}") from None
             raise (RewardTimeout if error.timed_out else RewardError)(f"{self._name}: {error}") from None
 
 
@@ -92,6 +100,7 @@ class Concurrent:
     batched = True
 
     def __init__(self, threads: int) -> None:
+        self.concurrent = threads > 1
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=type(self).__name__)
 
     def __call__(self, item: RewardInput) -> Score:

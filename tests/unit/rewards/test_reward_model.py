@@ -370,8 +370,8 @@ def test_a_busy_server_is_asked_again_and_then_given_up(server):
 
 def test_a_silent_server_is_a_timeout(server):
     server.hold.clear()
-    with pytest.raises(RewardTimeout, match="after 1 tries"):
-        served(server, timeout_s=0.05, tries=1)(item())
+    with pytest.raises(RewardTimeout, match=r"within 0.05 s .rewards.reward_model.timeout_s"):
+        served(server, timeout_s=0.05)(item())
     server.hold.set()
 
 

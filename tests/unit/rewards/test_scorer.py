@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -494,6 +495,27 @@ def test_all_that_waits_in_the_child_is_one_call(make: Make, tmp_path: Path) -> 
     replies = drain(scorer)
     assert all(reply.score is not None for reply in replies.values()) and len(replies) == 80
     assert [int(line) for line in sizes.read_text().split()] == [16, 16, 8]
+
+
+GIVEN_UP = threading.Event()
+
+
+def usual(body: Any) -> Any:
+    """What the served judge says: late, never, or at once."""
+    asked = body["messages"][-1]["content"]
+    GIVEN_UP.wait(60.0 if "no answer at all" in asked else 2.0 if "a slow answer" in asked else 0.0)
+    return {"choices": [{"finish_reason": "stop", "message": {"content": "Score: 10"}}]}
+
+
+def test_a_late_judge_costs_its_own_rollout_alone(make: Make, server: Any) -> None:
+    """Its answers are waited for as long as the judge's own setting says, which is longer than one call may last."""
+    judge = {"name": "judge", "url": server.url, "model": "big", "timeout_s": 4.0, "cache_mib": 0}
+    scorer = make(judge, timeout_s=0.8)
+    replies = drain(scorer, [*["right"] * 9, "no answer at all", "a slow answer", *["right"] * 9])
+    GIVEN_UP.set()
+    assert {name: reply.reason for name, reply in replies.items() if reply.score is None} == {"9": "timeout"}
+    assert "no answer within 4 s (rewards.judge.timeout_s) (tried 2 times)" in replies["9"].detail
+    assert scorer.num_replaced == 0 and len(server.requests) == 21, "nobody else was asked twice"
 
 
 def test_a_list_is_as_long_as_the_time_limit_allows() -> None:

@@ -113,8 +113,9 @@ def test_a_busy_server_is_asked_again_and_then_given_up(server):
 
 def test_a_silent_server_is_a_timeout(server):
     server.hold.clear()
-    with pytest.raises(RewardTimeout, match="after 1 tries"):
-        served(server, timeout_s=0.05, tries=1)(item(segment([8, 4], [0, 1])))
+    with pytest.raises(RewardTimeout, match=r"within 0.05 s \(rewards.teacher.timeout_s"):
+        served(server, timeout_s=0.05)(item(segment([8, 4], [0, 1])))
+    assert len(server.requests) == 1, "the verifier tries again"
     server.hold.set()
 
 
