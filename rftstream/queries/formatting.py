@@ -45,13 +45,16 @@ def listed(counts: Mapping[str, int], word: str = "") -> str:
 
 
 def rates_text(steps: Sequence[Mapping[str, float]], seconds: float) -> list[str]:
-    """Return rollouts and trained tokens in a second, by the metrics of steps that took so long. The progress line of
-    `run` has the same numbers."""
+    """Return rollouts, if there are any, and trained tokens in a second, by the metrics of steps that took so long. The
+    progress line of `run` has the same numbers."""
     if seconds <= 0:
         return []
-    sums = (sum(metrics.get(name, 0.0) for metrics in steps) for name in ("rollouts", "tokens"))
-    rollouts, tokens = (f"{rate:,.0f}" if (rate := total / seconds) >= 10 else f"{rate:.2g}" for total in sums)
-    return [f"{rollouts} rollouts/s, {tokens} trained tokens/s (last {duration(seconds)} of steps)"]
+    parts = []
+    for name, unit in (("rollouts", "rollouts/s"), ("tokens", "trained tokens/s")):
+        rate = sum(metrics.get(name, 0.0) for metrics in steps) / seconds
+        if rate or name == "tokens":  # demonstrations alone are no rollouts
+            parts.append(f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.2g} {unit}")
+    return [f"{', '.join(parts)} (last {duration(seconds)} of steps)"]
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rftstream.contracts.control import DesiredState, RunState
 from rftstream.queries.curves.history import HistoryReader
+from rftstream.queries.formatting import rates_text
 from rftstream.queries.state.status_reading import read_status
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log
@@ -59,3 +60,9 @@ def test_a_glance_at_a_fast_run_averages_only_steps_that_it_has(tmp_path: Path) 
     assert len(glance.steps) < glance.num_steps == 1_000
     assert glance.speed_texts()[1] == "128 rollouts/s, 3,200 trained tokens/s (last 16 s of steps)"
     assert glance.seconds_left(1_032, 131.25) == 1.0
+
+
+def test_demonstrations_alone_are_no_rollouts() -> None:
+    assert rates_text([{"rollouts": 0.0, "tokens": 12.0}, {"rollouts": 0.0, "tokens": 18.0}], 20.0) == [
+        "1.5 trained tokens/s (last 20 s of steps)"
+    ]
