@@ -394,6 +394,13 @@ def _disk_line(disk: DiskEstimate) -> str:
     return f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free{more}"
 
 
+def _delta_rows(disk: DiskEstimate, elsewhere: str) -> list[tuple[str, str, str]]:
+    if not disk.deltas:  # weights.anchor_every = 1: snapshots alone
+        return []
+    what = f"{disk.deltas} of some {size(disk.delta_bytes)}, by the learning rate and the dtype{elsewhere}"
+    return [("deltas", size(disk.delta_bytes * disk.deltas), what)]
+
+
 def _disk_lines(disk: DiskEstimate) -> list[str]:
     log = "unknown length" if disk.log_bytes is None else size(disk.log_bytes)
     rollouts = "" if disk.rollouts is None else f"{disk.rollouts:,} rollouts of "
@@ -410,11 +417,7 @@ def _disk_lines(disk: DiskEstimate) -> list[str]:
                     size(disk.snapshot_bytes * disk.snapshots),
                     f"{disk.snapshots} snapshots of {size(disk.snapshot_bytes)}{elsewhere}",
                 ),
-                (
-                    "deltas",
-                    size(disk.delta_bytes * disk.deltas),
-                    f"{disk.deltas} of some {size(disk.delta_bytes)}, by the learning rate and the dtype{elsewhere}",
-                ),
+                *_delta_rows(disk, elsewhere),
                 (
                     "checkpoints",
                     size(disk.checkpoint_bytes * disk.checkpoints),
