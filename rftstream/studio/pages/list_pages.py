@@ -30,7 +30,7 @@ from rftstream.queries.catalog.listing import (
 )
 from rftstream.queries.catalog.problems import list_tasksets
 from rftstream.queries.catalog.samples import count_changes, find_extreme_samples, find_samples, list_evaluated
-from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics
+from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics, without_best
 from rftstream.queries.records.listed_texts import lacking_texts, read_texts
 from rftstream.studio.charts import evaluation_chart
 from rftstream.studio.pages.page import PageOfRun, Values
@@ -169,6 +169,7 @@ def evaluations(page: PageOfRun) -> Values:
         "order": order,
         "charts": [evaluation_chart(page.charted)],
         "best": newest_and_best(history.evaluations),
+        "equal": without_best(history.evaluations),
     }
 
 

@@ -27,7 +27,7 @@ from rftstream.queries.catalog.finding import (
 )
 from rftstream.queries.catalog.problems import ORDERS, count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.samples import list_evaluated
-from rftstream.queries.curves.evaluations import newest_and_best
+from rftstream.queries.curves.evaluations import newest_and_best, without_best
 from rftstream.queries.curves.history import History
 from rftstream.queries.records.dead import find_letters
 from rftstream.queries.records.group_view import read_manifests, read_problem
@@ -63,6 +63,7 @@ def glance(page: PageOfRun) -> Values:
         "fates": ("trained", "pending", "filtered", "expired", "dead"),
         **with_lines(page, newest or find_groups(page.catalog, moment, GroupFilter(), limit=6)),
         "best": newest_and_best(history.evaluations),
+        "equal": without_best(history.evaluations),
     }
 
 

@@ -28,6 +28,7 @@ from rftstream.queries.curves.history import History
 from rftstream.studio import plot_page
 from rftstream.studio.access import StudioRole
 from rftstream.studio.app import PAGES as OF_RUN
+from rftstream.studio.pages import list_pages, run_pages
 from rftstream.studio.pages.page import GROUP, PageOfRun
 from rftstream.studio.plot_page import MAX_REPORT_BYTES
 from rftstream.studio.rendering import why
@@ -151,6 +152,20 @@ def test_numbers_say_what_they_are(
 ) -> None:
     page = finished[2].get(f"/runs/demo{address}").text
     assert re.search(said, page), page[page.index("<h1") :]
+
+
+def test_of_versions_that_are_all_equal_none_is_named_the_best(
+    finished: tuple[Simulation, WatchedRun, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {}
+    for count in (0, 3):
+        for module in (list_pages, run_pages):
+            monkeypatch.setattr(
+                module, "without_best", lambda results, n=count: {one.evaluation: n for one in results if n}
+            )
+        pages = [finished[2].get(f"/runs/demo{at}?n={count}").text for at in ("/evaluations", "")]  # kept by address
+        said[count] = ("the best version" in pages[0], "the same for all 3 versions;" in pages[1])
+    assert said == {0: (True, False), 3: (False, True)}
 
 
 @each(
