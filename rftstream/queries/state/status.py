@@ -39,6 +39,8 @@ from rftstream.service.control_view import ControlView
 NUM_CHANGES = 5
 NUM_EXPORTS = 3
 """Most data sets that are shown, the newest ones."""
+NUM_RESTARTS = 6
+"""Most processes whose restarts are shown, those that died last."""
 ERROR_WIDTH = 700
 """Most characters of an error."""
 
@@ -222,7 +224,14 @@ def _text(status: Status, now: float) -> list[str]:
 def _troubles(status: Status) -> Iterator[tuple[str, str]]:
     if status.stopped is not None:
         yield "stopped by", _ending_sentence(status.stopped)
-    yield from (("restarted", one.to_text()) for one in status.restarts)
+    restarts = status.restarts
+    if earlier := restarts[:-NUM_RESTARTS]:
+        times = sum(one.count for one in earlier)
+        yield (
+            "restarted",
+            f"{len(earlier):,} others, {times:,} times in all: `rftstream logs {status.folder} --troubles`",
+        )
+    yield from (("restarted", one.to_text()) for one in restarts[-NUM_RESTARTS:])
     if status.standstill is not None:
         yield "stands still", status.standstill.to_text()
     yield from (("fails", one.to_text()) for one in status.failing)

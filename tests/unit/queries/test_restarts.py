@@ -37,3 +37,9 @@ def test_who_died_and_was_started_again(tmp_path: Path) -> None:
     assert not many(status), "as it should be"
     [text] = many(died(3))
     assert text.startswith("explorer-0 3 times") and "trainer-0" not in text
+    names = [f"explorer-{index}" for index in range(64)]
+    noted(tmp_path, *(f"2026-01-31 13:00:{n % 60:02}.000 {DIED.replace('explorer-0', name)}"
+                      for n, name in enumerate(names)))  # fmt: skip
+    rows = re.findall(r"restarted +(.*)", read_status(OpenRun(RunFolder(tmp_path), config(), log.transport)).to_text())
+    assert rows[0].startswith("59 others, 59 times in all: ") and len(rows) == 7
+    assert [row.split()[0] for row in rows[1:]] == names[-6:]
