@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from rftstream.desk import Desk
 from rftstream.errors import PositionMissing, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer, trained_again
-from rftstream.launch.joining import WAIT_S, StoppedError, join, wait_until
+from rftstream.launch.joining import WAIT_S, FilesAsRead, StoppedError, join, wait_until
 from rftstream.launch.log_watch import LogWatch
 from rftstream.launch.processes import die_with_parent, is_orphan
 from rftstream.models.device_lock import FileLock
@@ -119,6 +120,7 @@ def run_worker(
         die_with_parent(parent)
     stop = Stop()
     role_builder(role)  # an unknown role is an error before any wait
+    as_read = FilesAsRead(files)
     try:
         config, folder = join(files, run_dir, role=role, wait_s=wait_s, stop=stop, say=say)
     except StoppedError:
@@ -140,6 +142,7 @@ def run_worker(
         deadline_s=deadline_s,
         wait_s=wait_s,
         parent=parent,
+        as_read=as_read,
     )
     try:
         faults.arm(role, folder.logs / "faults")
@@ -170,6 +173,7 @@ class Worker:
     deadline_s: float
     wait_s: float
     parent: int | None
+    as_read: FilesAsRead = field(default_factory=lambda: FilesAsRead(()))
     desk: Desk | None = None
     """The desk of a joined loop. The process then belongs to its user, and the worker changes nothing else in it."""
     after_tick: Callable[[Service], None] = lambda service: None
@@ -276,10 +280,16 @@ class Worker:
         check_worker(manifest, config, used)
 
     def _check_files(self, files: FilesHere) -> None:
-        """Wait until the run is scored as these files say. ConfigError if it is not, or would end by them."""
+        """Wait until the run is scored as these files say, or begin anew with what they say by now. ConfigError if it
+        is not, or would end by them."""
 
         def ready() -> tuple[list[str]] | None:
-            return None if (lines := files.differences()) is None else (lines,)
+            if (lines := files.differences()) is not None:
+                return (lines,)
+            if self.as_read.have_changed():
+                log.info("the run files have changed: begins anew with them")
+                begin_anew()
+            return None
 
         try:
             (lines,) = self._until(ready, "a trainer with the rewards of these run files")
@@ -345,6 +355,11 @@ class Worker:
     def _until(self, ready: Callable[[], Any], what: str) -> Any:
         """Wait until `ready`, with a message every few seconds. TransportError if it takes too long."""
         return wait_until(ready, what, wait_s=self.wait_s, stop=self.stop, say=log.info, beat=self.health.beat)
+
+
+def begin_anew() -> None:
+    """Run this process's command again in its place, so that nothing of the settings of before is left."""
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def calm_collector() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.role_names import RoleName
-from rftstream.errors import LogRefused, TransportError
+from rftstream.errors import ConfigError, LogRefused, TransportError
 from rftstream.runs.folder import (
     RunFolder,
     candidates,
@@ -33,6 +33,26 @@ _SAY_S = 5.0
 
 class StoppedError(Exception):
     """A signal came before the worker had any work in progress."""
+
+
+class FilesAsRead:
+    """The texts of a worker's run files at its start."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._texts = self._read()
+
+    def have_changed(self) -> bool:
+        """Return whether the files say something else by now, and can be read."""
+        if self._read() == self._texts:
+            return False
+        with suppress(ConfigError):
+            loader.load(self._files)
+            return True
+        return False
+
+    def _read(self) -> list[bytes]:
+        return [file.read_bytes() if file.is_file() else b"" for file in self._files]
 
 
 def join(

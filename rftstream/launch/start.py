@@ -191,7 +191,7 @@ def _go_on(
         config = loader.replace(config, run__resume=kept)
     with folder.held():
         with closing(open_transport(config, folder)) as transport:
-            others = held_elsewhere(transport)
+            others = held_elsewhere(config, transport)
             reopen(transport, folder, before, config, version)
             rate = _rate_change(transport, before, config, version)
             missing = nobody_at_work(config, transport)

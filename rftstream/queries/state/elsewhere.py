@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,19 +99,25 @@ def newest_signs(control: ControlView, transport: Transport) -> dict[str, float]
     return signs
 
 
-def at_work_elsewhere(transport: Transport) -> str:
-    """Return which workers that hold single roles of a run are or were just now at work without a supervisor in this
-    run folder; "" if there are none."""
+def at_work_elsewhere(transport: Transport, left_there: Collection[str] = ()) -> str:
+    """Return which workers that hold single roles of a run, but for those `left_there`, are or were just now at work
+    without a supervisor in this run folder; "" if there are none."""
     control = read_control(transport)
     me = socket.gethostname(), os.getpid()  # who made the run by importing records claimed its roles
-    control.claims = {role: claim for role, claim in control.claims.items() if (claim.host, claim.pid) != me}
+    control.claims = {
+        role: claim
+        for role, claim in control.claims.items()
+        if (claim.host, claim.pid) != me and role not in left_there
+    }
     found = None if control.finished is not None else look_elsewhere(control, transport, time.time())
     return found.to_text() if found is not None and (found.silent_s < STILL_AFTER_S or found.writes) else ""
 
 
-def held_elsewhere(transport: Transport) -> list[str]:
-    """Return a line, for who resumes a run, if workers are `at_work_elsewhere`; no line if there are none."""
-    if not (workers := at_work_elsewhere(transport)):
+def held_elsewhere(config: RunConfig, transport: Transport) -> list[str]:
+    """Return a line, for who resumes a run, if workers of roles that this machine starts are `at_work_elsewhere`; no
+    line if there are none."""
+    left_there = [role for role, count in expected_workers(config).items() if not count]
+    if not (workers := at_work_elsewhere(transport, left_there)):
         return []
     return [
         f"roles of this run may be at work elsewhere: {workers}; they are taken over now. Stop the "

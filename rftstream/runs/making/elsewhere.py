@@ -175,7 +175,8 @@ class FilesHere:
         if self._otherwise and self._otherwise != said:
             self._say(
                 f"{self._otherwise}; what scores here waits until a trainer has begun with that: change the run where "
-                "it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the files"
+                "it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the "
+                "files, and they are read again"
             )
 
     def _scores_otherwise(self, settings: str) -> str:

@@ -135,9 +135,10 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     folder, _ = start.create(run_file)
     claim = Claim(role="feeder", epoch=1, host="gpu-1", pid=1, process="feeder-0", claimed_at=time.time())
     imported = new_claim("buffer", 1, process="replay", now=time.time())
-    with closing(open_transport(loader.load([run_file]), folder)) as transport:
+    config = loader.load([run_file])
+    with closing(open_transport(config, folder)) as transport:
         commit_once(transport, "tiny.feeder", [codec.to_record(imported, "control", 0, run="tiny")])
-        assert held_elsewhere(transport) == [], "who made the run here is nobody elsewhere"
+        assert held_elsewhere(config, transport) == [], "who made the run here is nobody elsewhere"
         commit_once(transport, "tiny.feeder", [codec.to_record(claim, "control", 0, run="tiny")])
     run_file.write_text(text.replace("[trainer]", "[trainer]\nlr = 0.25"))
     (layer := tmp_path / "more.toml").write_text("[run]\nsteps = 9\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from rftstream.contracts.control import Claim, RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch import host
+from rftstream.launch.joining import FilesAsRead
 from rftstream.launch.sessions.host_workers import hold_names
 from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight import folder_choice
@@ -114,8 +117,12 @@ def test_a_worker_that_scores_leaves_what_a_new_trainer_scores_otherwise(
     """A run was resumed elsewhere with another reward: what scores here would go on with the old one in silence."""
     monkeypatch.setattr(host, "calm_collector", lambda: None)
     caplog.set_level("INFO", "rftstream")
+    (file := tmp_path / "run.toml").write_text(loader.to_toml(config_of(tmp_path, 9)))
+    begun: list[str] = []
+    monkeypatch.setattr(host, "begin_anew", lambda: begun.append(file.read_text()))
     worker = host.Worker(config=config_of(tmp_path, 9), folder=run.folder, role="verifier", process="verifier-B",
-                         device=None, stop=lambda: False, deadline_s=9.0, wait_s=60.0, parent=None)  # fmt: skip
+                         device=None, stop=lambda: False, deadline_s=9.0, wait_s=60.0, parent=None,
+                         as_read=FilesAsRead([file]))  # fmt: skip
     run.folder.logs.mkdir()
     log = SyntheticLog(run.transport)
 
@@ -136,6 +143,10 @@ def test_a_worker_that_scores_leaves_what_a_new_trainer_scores_otherwise(
             begin(3, tasksets__sums__reward=[{"name": "well_formed"}])
             wait_until(lambda: working.done() or said("waiting for a trainer with the rewards"))
             assert said("score otherwise than the run: tasksets.sums.reward unset -> 'exact'") == 1
+            assert not begun
+            file.write_text("half of a chan")
+            file.write_text(loader.to_toml(config_of(tmp_path, 9, trainer__lr=0.5)))
+            wait_until(lambda: working.done() or begun)
             begin(4)
             wait_until(lambda: working.done() or said("started") == 2)
         finally:
@@ -145,6 +156,24 @@ def test_a_worker_that_scores_leaves_what_a_new_trainer_scores_otherwise(
             )
         working.result(30)
     assert said("left: the run is finished") == 1
+    assert set(begun) == {loader.to_toml(config_of(tmp_path, 9, trainer__lr=0.5))}
+
+
+def test_files_that_cannot_be_read_begin_nothing_and_a_mended_one_the_same_command(tmp_path: Path) -> None:
+    (file := tmp_path / "run.toml").write_text(loader.to_toml(config_of(tmp_path, 9)))
+    as_read = FilesAsRead([file])
+    assert not as_read.have_changed()
+    file.write_text("[run")
+    assert not as_read.have_changed()
+    file.write_text(loader.to_toml(config_of(tmp_path, 8)))
+    assert as_read.have_changed()
+    (script := tmp_path / "script.py").write_text(
+        "import os, sys\nfrom rftstream.launch.host import begin_anew\nprint(os.getpid(), sys.argv[1:], flush=True)\n"
+        "if os.environ.setdefault('BEGUN', '0') == '0':\n    os.environ['BEGUN'] = '1'\n    begin_anew()\n"
+    )
+    done = subprocess.run([sys.executable, script, "--wait-s", "9"], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == second and first.endswith("['--wait-s', '9']")
 
 
 def test_who_supervises_says_once_what_a_trainer_elsewhere_does_otherwise(tmp_path: Path) -> None:
@@ -185,17 +214,19 @@ def test_the_status_has_the_steps_of_the_log_and_proposes_what_works_here(run: O
 def test_who_resumes_is_told_of_roles_that_another_host_holds(run: OpenRun) -> None:
     log, host = SyntheticLog(run.transport), socket.gethostname()
 
-    def claim(of_host: str, epoch: int) -> None:
-        claimed = Claim(role="feeder", epoch=epoch, host=of_host, pid=2**30, process="feeder-0", claimed_at=time.time())
+    def claim(of_host: str, epoch: int, role: str = "feeder") -> None:
+        claimed = Claim(role=role, epoch=epoch, host=of_host, pid=2**30, process="feeder-0", claimed_at=time.time())
         log.put("control", claimed)
 
     claim(host, 1)
-    assert held_elsewhere(run.transport) == [], "that process has ended"
+    assert held_elsewhere(run.config, run.transport) == [], "that process has ended"
+    claim("gpu-2", 1, "evaluator")
+    assert held_elsewhere(run.config, run.transport) == [], "this machine starts none: it stays there"
     claim("gpu-1", 2)
-    (line,) = held_elsewhere(run.transport)
+    (line,) = held_elsewhere(run.config, run.transport)
     assert "workers on gpu-1 (newest record 0 s ago)" in line and "Stop the `run`" in line
     run.folder.config_file.touch()
-    with pytest.raises(ConfigError, match=r"may be at work elsewhere: workers on gpu-1 .* join it .*take it over"):
+    with pytest.raises(ConfigError, match=r"may be at work elsewhere: workers on gpu-1, gpu-2 .*; join.*take it over"):
         folder_choice.choose_folder(run.config, run.folder.path)
     run.folder.config_file.unlink()
     claim("gpu-1", 3)
@@ -204,7 +235,7 @@ def test_who_resumes_is_told_of_roles_that_another_host_holds(run: OpenRun) -> N
     (row,) = (line for line in rows if line.startswith("  feeder "))
     assert row.endswith("2 h 1 min ago"), "its last record"
     log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=3), finished_at=1.0))
-    assert held_elsewhere(run.transport) == []
+    assert held_elsewhere(run.config, run.transport) == []
 
 
 def test_who_waits_for_explorers_of_other_hosts_is_told_that_these_cannot_reach_the_weights(run: OpenRun) -> None:
