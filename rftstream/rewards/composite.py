@@ -59,11 +59,10 @@ class CompositeReward:
         self._parts = tuple(parts)
         self.scorer = "+".join(part.name for part in parts)
         self.version = ",".join(part.version for part in parts)
-        batched = [part.reward for part in parts if getattr(part.reward, "batched", False)]
-        self.batched = bool(batched)
+        self.batched = any(getattr(part.reward, "batched", False) for part in parts)
         """Whether any part scores several rollouts at once."""
-        self.concurrent = all(getattr(reward, "concurrent", False) for reward in batched)
-        """Whether several rollouts take no longer than one, and end by themselves: their parts ask a served model."""
+        self.concurrent = all(getattr(part.reward, "concurrent", False) for part in parts)
+        """Whether several rollouts take no longer than one, and end by themselves: all parts ask a served model."""
         self.reads_tokens = any(getattr(part.reward, "reads_tokens", True) for part in parts)
         """Whether any part gets tokens."""
         self.group = any(part.is_group for part in parts)

@@ -542,6 +542,18 @@ def test_a_reward_that_loops_over_its_list_is_not_killed_for_it(make: Make, tmp_
     assert scorer.num_replaced <= 1, "once, before it is known how long it takes"
 
 
+def test_a_slow_reward_beside_a_served_judge_is_not_killed_for_their_list(
+    make: Make, server: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text("import time\ndef score(completion):\n    return time.sleep(0.1) or 1.0\n")
+    judge = {"name": "judge", "url": server.url, "model": "big", "cache_mib": 0}
+    scorer = make([{"name": "slow:score"}, judge], timeout_s=1.0)
+    for _ in range(2):
+        replies = drain(scorer, ["right"] * 15)
+        assert len(replies) == 15 and all(reply.score is not None for reply in replies.values())
+    assert scorer.num_replaced <= 1, "once, before it is known how long it takes"
+
+
 EVALUATING = """
 import ctypes
 from rftstream.rewards.evaluating import evaluating_answer
