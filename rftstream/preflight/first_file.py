@@ -59,6 +59,11 @@ SMALL_PARAMETERS = 300_000_000
 LEARNING_RATE, SMALL_RATE = "lr", "lr = 3e-5                  # so small a model takes more than the usual 1e-6"
 """Key of the line that sets the learning rate of a model with fewer parameters, and the line: the rate with which
 examples/smollm2.toml was measured."""
+MOST_LEARNED = 40
+"""Tokens of a prompt and its answer of which a made model may learn something."""
+KNOWS_NOTHING = (
+    "model: made here with random weights, it cannot read problems as long as these; name one that can, --model FOLDER"
+)
 WITHOUT_ANSWER = 12
 """Characters of a completion that are reckoned with where problems have no answers."""
 
@@ -380,7 +385,7 @@ def _check_runs(run_file: Path, wanted: FirstFile) -> tuple[Mapping[str, Any], t
     _check_answers(wanted, config)
     warnings = _told_once(one for one in report.warnings if one.startswith(("tasksets.", "evaluations.")))
     if config.model.make is not None:
-        return {}, warnings
+        return {}, (*warnings, KNOWS_NOTHING) if config.model.make.context > MOST_LEARNED else warnings
     sizes = fitting_sizes(read_machine(), config, report)
     is_small = report.disk is not None and 0 < (report.disk.parameters or 0) < SMALL_PARAMETERS
     return {**sizes, LEARNING_RATE: SMALL_RATE} if is_small else sizes, warnings

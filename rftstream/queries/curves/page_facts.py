@@ -22,7 +22,7 @@ from rftstream.queries.catalog.counts import CatalogCounts
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import FATES, find_group
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.curves.evaluations import newest_and_best, trust_text
+from rftstream.queries.curves.evaluations import newest_and_best, trust_text, without_best
 from rftstream.queries.curves.history import History
 from rftstream.queries.formatting import duration, number
 from rftstream.queries.records.inspect import select
@@ -182,8 +182,11 @@ def result_facts(history: History, counts: CatalogCounts, finished: RunFinished 
         first, last, _ = history.reward_ends()
         note = f"mean of the last tenth of the steps; {number(first)} of the first{history.since_change}"
         facts.append(("reward", number(last), note))
+    equal = without_best(history.evaluations)
     for name, (newest, best) in newest_and_best(history.evaluations).items():
-        note = f"best {number(best.metrics.get('mean'))} at v{best.name.version}; {trust_text(newest)}"
+        note = f"best {number(best.metrics.get('mean'))} at v{best.name.version}"
+        note = f"the same for all {equal[name]:,} versions" if name in equal else note
+        note += f"; {trust_text(newest)}"
         facts.append((f"evaluation {name}", number(newest.metrics.get("mean")), note))
     facts.append(("rollouts", f"{counts.rollouts.admitted:,}", f"{counts.rollouts.trained:,} trained"))
     if len(steps) > 1:

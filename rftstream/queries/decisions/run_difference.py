@@ -50,7 +50,7 @@ class RunDifference(Report):
         rows: list[tuple[object, ...]] = [
             ("", *(side.run for side in sides)),
             ("time of the batches trained", *(duration(side.trained_s) if side.trained_s else "-" for side in sides)),
-            ("trained tokens/s", *(number(side.tokens_per_s) for side in sides)),
+            ("trained tokens/s", *(number(side.tokens_per_s, 1) for side in sides)),
         ]
         rows += [
             (

@@ -12,6 +12,7 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorActi
 from rftstream.contracts.versions import StepRecord
 from rftstream.queries.formatting import columns, number
 from rftstream.queries.plain import Report
+from rftstream.runs.observer import num_averaged
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
@@ -56,6 +57,11 @@ class RunSide(Report):
     def mean_reward(self) -> float | None:
         """Return the mean reward over all trained rollouts, with the operators' additions."""
         return self.reward_sum / self.num_rollouts if self.num_rollouts else None
+
+    @property
+    def last_tenth(self) -> float | None:
+        """Return the mean of the last rewards, of as many steps as the end of a run and the studio average."""
+        return _mean(self.rewards[-num_averaged(self.version) :])
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -115,15 +121,14 @@ class SideBySide(Report):
 
     def _lines(self) -> Iterator[str]:
         sides = (self.before, self.after)
-        first, last = (tuple(_mean_of_tenth(side.rewards, end) for side in sides) for end in (0, -1))
         rows: list[tuple[object, ...]] = [
             ("", *(side.run for side in sides)),
             ("batches made", *(f"{side.num_batches:,}" for side in sides)),
             ("batches trained", *(f"{side.version:,}" for side in sides)),
             ("rollouts trained", *(f"{side.num_rollouts:,}" for side in sides)),
             ("reward of these", *(number(side.mean_reward) for side in sides)),
-            ("  first tenth", *map(number, first)),
-            ("  last tenth", *map(number, last)),
+            ("  first tenth", *(number(_mean(side.rewards[: num_averaged(side.version)])) for side in sides)),
+            ("  last tenth", *(number(side.last_tenth) for side in sides)),
             *((f"groups {result}", *(f"{side.results[str(result)]:,}" for side in sides)) for result in GroupResult),
         ]
         for key in sorted({key for side in sides for key in side.groups}):
@@ -182,7 +187,5 @@ def _add_outcome(side: RunSide, outcome: GroupOutcome) -> None:
         side.groups["(none)", str(OperatorAction.reject), outcome.reason] += 1
 
 
-def _mean_of_tenth(values: list[float], end: int) -> float | None:
-    count = max(1, len(values) // 10)
-    some = values[:count] if end == 0 else values[-count:]
-    return sum(some) / len(some) if some else None
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -187,7 +187,9 @@ def _by_one_word(word: str) -> Iterator[Explained]:
         yield from explain(keys[0])
     else:
         return
-    others = [hit for hit in search.named_with(word) if hit.setting and hit.setting.key not in keys]
+    others = [
+        hit for hit in search.named_with(word) if hit.setting and settings.key_of(hit.section, hit.setting) not in keys
+    ]
     yield from _listed([hit for hit in others if hit.section not in parts], NAMED)
 
 
@@ -224,7 +226,8 @@ def _proposal(words: Sequence[str]) -> str:
 def _near_beside(words: Sequence[str]) -> list[str]:
     """Return the key with the most similar spelling in the section that the other words name."""
     above = [*_in_run_file(words[:-1]), *_in_parts(words[:-1])] if len(words) > 1 else []
-    names = {setting.name: setting.key for found in above if not found.setting for setting in found.section.settings}
+    sections = [found.section for found in above if not found.setting]
+    names = {one.name: settings.key_of(section, one) for section in sections for one in section.settings}
     return [names[name] for name in difflib.get_close_matches(words[-1], list(names), n=1)]
 
 
@@ -325,7 +328,7 @@ def key_of(found: Explained) -> str:
     """Return the key by which `explain` finds a setting, a section or a part."""
     section, setting = found.section, found.setting
     if section.kind == "operator":
-        return ".".join([settings.PIPELINE, section.part, *([setting.name] if setting else [])])
+        return settings.key_of(section, setting) if setting else f"{settings.PIPELINE}.{section.part}"
     if setting is None and section.part and not section.key.endswith(f".{section.part}"):
         return section.part  # its settings are in the table of whatever names it
     return setting.key if setting else section.key

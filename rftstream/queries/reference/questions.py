@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rftstream.queries.reference.search import word_pattern
+from rftstream.queries.reference.themes import theme_named
 
 FIRST_WORDS = {"why", "which", "what", "how", "where", "when", "who", "can", "does", "did", "do", "is", "are", "was"}
 """Words with which a question begins."""
@@ -158,7 +159,7 @@ def answer(text: str) -> str | None:
 
 
 def whole(keys: Sequence[str]) -> tuple[str, ...]:
-    """Return a question that was typed without quotes, a key for each word, as one key. Other keys stay."""
+    """Return a question or a theme that was typed without quotes, a key for each word, as one key. Other keys stay."""
     text = " ".join(keys)
-    is_question = len(keys) > 1 and (keys[0].lower() in FIRST_WORDS or answer(text) is not None)
+    is_question = len(keys) > 1 and (keys[0].lower() in FIRST_WORDS or answer(text) or theme_named(text))
     return (text,) if is_question and "." not in text else tuple(keys)

@@ -271,6 +271,11 @@ def _quoted(name: str) -> str:
 
 
 def all_keys() -> list[str]:
-    """Return the keys of all settings, those of sections first."""
+    """Return the keys of all settings, those of sections first, by which `explain` finds them."""
     every = [*run_file_sections(), *parts()]
-    return list(dict.fromkeys(setting.key for section in every for setting in section.settings))
+    return list(dict.fromkeys(key_of(section, setting) for section in every for setting in section.settings))
+
+
+def key_of(section: SettingSection, setting: Setting) -> str:
+    """Return the key by which `explain` finds a setting: an operator's is below the operator's name."""
+    return f"{PIPELINE}.{section.part}.{setting.name}" if section.kind == "operator" else setting.key

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlencode
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from rftstream.queries.curves.evaluations import newest_and_best
+from rftstream.queries.curves.evaluations import newest_and_best, without_best
 from rftstream.queries.curves.history import History
 from rftstream.queries.curves.page_facts import differing_settings
 from rftstream.studio.charts import Chart, runs_chart
@@ -63,6 +63,7 @@ def compare(request: Request) -> Response:
         charts=charts,
         histories=histories,
         results={name: newest_and_best(history.evaluations) for name, history in histories.items()},
+        equal={name: without_best(history.evaluations) for name, history in histories.items()},
         differing=differing,
         by_time=request.query_params.get("over") == "time",
     )

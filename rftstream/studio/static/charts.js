@@ -188,7 +188,7 @@ const charts = (() => {
       ...sizeOf(figure), series, bands, legend: { show: false }, padding: [() => (panel.changes.length ? 20 : 6), hasRight ? 0 : 18, 0, 0],
       scales: { x: { time: false, range: (one, low, high) => (one.data[0].length === 1 ? [one.data[0][0], one.data[0][0] + 1] : [low, high]) }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) }, ...own },
       axes: [
-        axisOf({ size: 26, label: panel.xLabel, ...(panel.xLabel.startsWith("version") ? { incrs: WHOLE } : {}) }), axisOf({ scale: "y", label: panel.unit, log: panel.log, ...(Object.keys(own).length ? { size: 8, values: () => [], grid: { show: false } } : {}) }),
+        axisOf({ size: 26, label: panel.xLabel, ...(panel.xLabel.startsWith("version") ? { incrs: WHOLE } : {}) }), axisOf({ scale: "y", label: panel.unit.length * 6 < sizeOf(figure).height ? panel.unit : "", log: panel.log, ...(Object.keys(own).length ? { size: 8, values: () => [], grid: { show: false } } : {}) }),
         ...(hasRight ? [axisOf({ scale: "right", side: 1, label: panel.rightUnit, grid: { show: false } })] : []),
       ],
       cursor: { sync: { key: "curves" }, y: false, points: { size: 6 } },

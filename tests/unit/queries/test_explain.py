@@ -212,6 +212,9 @@ def test_the_command() -> None:
     wrong = CliRunner().invoke(cli, ["explain", "trainer.lrr", "trainer.lr", "no.such", "run.seed"])
     assert wrong.exit_code == 2 and wrong.stdout.startswith("trainer.lr\n") and "\nrun.seed\n" in wrong.stdout
     assert "did you mean trainer.lr?" in wrong.stderr and wrong.stderr.count("rftstream: ") == 2
+    assert called("explain", "out", "of", "memory") == called("explain", "out of memory")
+    for key in settings.all_keys():
+        assert explain.explain(key), f"{key} is proposed, and not found"
     nothing = CliRunner().invoke(cli, ["explain", "no.such", "--json"])
     assert (nothing.exit_code, nothing.stdout) == (2, "")
 

@@ -25,6 +25,7 @@ from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audits.audit import audit
 from rftstream.queries.catalog.finding import GroupRow
 from rftstream.queries.curves.history import History
+from rftstream.queries.decisions.side_by_side import RunSide
 from rftstream.studio import plot_page
 from rftstream.studio.access import StudioRole
 from rftstream.studio.app import PAGES as OF_RUN
@@ -489,6 +490,35 @@ def test_a_mean_says_what_was_not_scored(tmp_path: Path) -> None:
         result = browser.get("/api/v1/runs/demo").json()["evaluations"]["held-out"]
         assert (result["num_unscored"], result["num_tasks"] * result["num_samples"]) == (16, 32)
     watched.stop()
+
+
+def test_two_pages_do_not_say_different_things_of_one_run(tmp_path: Path) -> None:
+    runs = []
+    for number in (1, 2):
+        memory = MemoryRun(make_config(), folder=tmp_path / str(number))
+        memory.put_manifest()
+        log = SyntheticLog(memory.transport(), partitions=4)
+        log.step(0, resumed=True)
+        for version in range(1, 41):
+            log.batch(version - 1, [version - 1])
+            log.step(version, metrics={"reward": version / 100})
+        for version in (20, 40):
+            name = VersionName(trainer_epoch=1, version=version)
+            log.put("evals", EvalResult(
+                evaluation="held-out", name=name, num_tasks=16, num_samples=1, num_unscored=0, metrics={"mean": 0.25},
+                generations=None,
+            ))  # fmt: skip
+        runs.append(watch(memory, f"demo~{number}"))
+        runs[-1].follow_once()
+    with client(runs) as browser:
+        (reward,) = re.findall(r'reward</h2><p class="big">([^<]*)</p>', browser.get("/runs/demo~1").text)
+        assert reward == "0.385" and browser.get("/").text.count(f'<td class="n">{reward}</td>') == 2, "mean of a tenth"
+        for address in ("/runs/demo~1", "/compare?run=demo~1&run=demo~2", "/runs/demo~1/report.html"):
+            assert "the same for all 2 versions" in browser.get(address).text, address
+        assert "the best version" not in browser.get("/runs/demo~1/evaluations").text
+        assert RunSide("x", version=40, rewards=[version / 100 for version in range(11, 41)]).last_tenth == 0.385
+    for run in runs:
+        run.stop()
 
 
 @pytest.mark.slow
