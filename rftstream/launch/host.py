@@ -287,17 +287,26 @@ class Worker:
             if (lines := files.differences()) is not None:
                 return (lines,)
             if self.as_read.have_changed():
-                log.info("the run files have changed: begins anew with them")
-                begin_anew()
+                self._begin_anew("the run files have changed: begins anew with them")
+            self.health.update({"process": self.process, "role": self.role, "state": f"waiting for {what}"})
             return None
 
+        what = "a trainer with the rewards of these run files"
+
         try:
-            (lines,) = self._until(ready, "a trainer with the rewards of these run files")
+            (lines,) = self._until(ready, what)
         except TransportError:
             files.refuse()
             raise
         for line in lines:
             log.warning("works by the run files of this host, which differ from the run's settings: %s", line)
+
+    def _begin_anew(self, why: str) -> None:
+        """Let another process go on in the place of this one, with nothing of the settings of before."""
+        if self.parent is not None:
+            raise RftError(why)  # the supervisor starts it again: this process is a fork, without a command of its own
+        log.info("%s", why)
+        begin_anew()
 
     def _loop(self, service: Service, files: FilesHere | None) -> bool:
         """Let the service work until it is done, or the deadline of a signal is over. Return False if it has left its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import Claim, RunFinished
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, RftError
 from rftstream.launch import host
 from rftstream.launch.joining import FilesAsRead
 from rftstream.launch.sessions.host_workers import hold_names
@@ -144,6 +145,7 @@ def test_a_worker_that_scores_leaves_what_a_new_trainer_scores_otherwise(
             wait_until(lambda: working.done() or said("waiting for a trainer with the rewards"))
             assert said("score otherwise than the run: tasksets.sums.reward unset -> 'exact'") == 1
             assert not begun
+            assert worker.health.report()[1]["state"] == "waiting for a trainer with the rewards of these run files"
             file.write_text("half of a chan")
             file.write_text(loader.to_toml(config_of(tmp_path, 9, trainer__lr=0.5)))
             wait_until(lambda: working.done() or begun)
@@ -156,6 +158,9 @@ def test_a_worker_that_scores_leaves_what_a_new_trainer_scores_otherwise(
             )
         working.result(30)
     assert said("left: the run is finished") == 1
+    worker.parent = os.getppid()
+    with pytest.raises(RftError, match="the run files have changed"):
+        worker._begin_anew("the run files have changed")
     assert set(begun) == {loader.to_toml(config_of(tmp_path, 9, trainer__lr=0.5))}
 
 
