@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from textwrap import shorten
 
 import numpy as np
 
+from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.queries.decoding import decoded
 from rftstream.queries.formatting import columns, number
@@ -45,6 +46,23 @@ class Moved(Report):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MovedProblem(Report):
+    """A problem whose rollouts have other rewards. `compare` makes it."""
+
+    taskset: str
+    problem: int
+    num_moved: int
+    """Its rollouts whose reward changed."""
+    num_both: int
+    """Its rollouts that both runs could score."""
+    old: float
+    """Mean reward of those."""
+    new: float
+    answer: str | None
+    """Its own answer in the new run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Report):
     """The comparison of two runs' scores of the same rollouts. `compare` makes it; a command prints it."""
 
@@ -76,6 +94,8 @@ class Comparison(Report):
     """Rollouts among those that people judged as the old run's scorer did."""
     moved: tuple[Moved, ...]
     """The rollouts whose reward changed most, the largest change first."""
+    problems: tuple[MovedProblem, ...]
+    """The problems whose mean reward changed most, the largest change first."""
 
     @property
     def mean_shift(self) -> float | None:
@@ -99,6 +119,7 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
     unscorable_old, unscorable_new = Counter[str](), Counter[str]()
     became_scorable = became_unscorable = num_rollouts = num_judged = judged_alike = 0
     moved: list[Moved] = []
+    problems: dict[tuple[str, int], _ProblemSums] = {}
     for verified in _verified(new):
         now, then = _judged(verified), before.get(verified.ids.rollout_id, "pending")
         if now in NOT_SCORED_ON_PURPOSE:
@@ -116,6 +137,8 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
                 num_judged += 1
                 judged_alike += abs(human - then) <= SAME
             pairs.append((then, now))
+            if (split := split_group_id(verified.ids.group_id)) is not None:
+                problems.setdefault(split[::2], _ProblemSums()).add(then, now, verified)
             if abs(now - then) > SAME and verified.rollout is not None:
                 rollout = verified.rollout
                 said = [turn.content for turn in rollout.turns if turn.role == "assistant"]
@@ -143,7 +166,45 @@ def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN)
         num_judged=num_judged,
         judged_alike=judged_alike,
         moved=tuple(sorted(moved, reverse=True)),
+        problems=_moved_most(problems),
     )
+
+
+@dataclass(slots=True)
+class _ProblemSums:
+    """Adds up the rewards of a problem's rollouts."""
+
+    num_both: int = 0
+    num_moved: int = 0
+    old: float = 0.0
+    new: float = 0.0
+    answer: str | None = None
+
+    def add(self, then: float, now: float, verified: VerifiedRollout) -> None:
+        self.num_both += 1
+        self.old += then
+        self.new += now
+        if abs(now - then) > SAME:
+            self.num_moved += 1
+            if verified.rollout is not None and verified.rollout.problem is not None:
+                self.answer = verified.rollout.problem.answer
+
+
+def _moved_most(problems: Mapping[tuple[str, int], _ProblemSums]) -> tuple[MovedProblem, ...]:
+    found = [
+        MovedProblem(
+            taskset=taskset,
+            problem=problem,
+            num_moved=sums.num_moved,
+            num_both=sums.num_both,
+            old=sums.old / sums.num_both,
+            new=sums.new / sums.num_both,
+            answer=sums.answer,
+        )
+        for (taskset, problem), sums in problems.items()
+        if sums.num_moved
+    ]
+    return tuple(heapq.nsmallest(NUM_MOVED, found, key=lambda one: (-abs(one.new - one.old), one.taskset, one.problem)))
 
 
 class _Parts:
@@ -208,10 +269,21 @@ def _text(one: Comparison) -> list[str]:
         shares = [("new - old", *heads), ("", *map(number, one.quantiles.values()))]
         lines += ["", *columns(shares)]
     if one.moved:
-        answers = [shorten(moved.answer or "-", SHOWN_CHARACTERS, placeholder="...") for moved in one.moved]
         table = [("moved most", "old", "new", "answer", "said")]
+        table += [(m.rollout_id, number(m.old), number(m.new), _short(m.answer), m.said) for m in one.moved]
+        lines += ["", *columns(table)]
+    if one.problems:
+        table = [("problems moved most", "old", "new", "rollouts", "answer")]
         table += [
-            (m.rollout_id, number(m.old), number(m.new), a, m.said) for a, m in zip(answers, one.moved, strict=True)
+            (
+                f"{p.taskset} {p.problem}",
+                *(number(p.old), number(p.new), f"{p.num_moved:,} of {p.num_both:,}", _short(p.answer)),
+            )
+            for p in one.problems
         ]
         lines += ["", *columns(table)]
     return lines
+
+
+def _short(answer: str | None) -> str:
+    return shorten(answer or "-", SHOWN_CHARACTERS, placeholder="...")

@@ -37,6 +37,12 @@ QUESTIONS = (
         "says it of one; `rftstream studio RUN` lists them",
     ),
     PlainQuestion(
+        example="wrong reference answers",
+        words=("wrong false incorrect doubtful mislabelled", "reference label gold answer data"),
+        answer="`rftstream problems doubtful RUN` lists problems that no attempt solved, where most gave one "
+        "other answer; `rftstream rescore RUN --new-answers --into NEWRUN` scores by mended ones",
+    ),
+    PlainQuestion(
         example="hardest problems",
         words=(
             "problem prompt question task",

@@ -181,6 +181,20 @@ def test_a_comparison_tells_parts_apart_and_shows_what_was_right(tmp_path: Path)
     lines = [line.split() for line in found.to_text().splitlines()]
     assert f"people judged {found.num_both} of them, {found.num_both} as the scorer had" in found.to_text()
     assert ["same", "0", "1", "1"] in lines and ["form", "1", "1", "0"] in lines
+    [problem] = found.to_json()["problems"]
+    assert [problem[name] for name in ("problem", "num_moved", "old", "new", "answer")] == [
+        0,
+        found.num_both,
+        1,
+        2,
+        "3.0",
+    ]
+    assert [*lines[-2][:2], *lines[-1][3:]] == [
+        "problems",
+        "moved",
+        "2",
+        *f"{found.num_both} of {found.num_both} 3.0".split(),
+    ]
     assert {moved.answer for moved in found.moved} == {"3.0"} and "answer" in found.moved[0].to_json()
     assert any(line[1:4] == ["1", "2", "3.0"] for line in lines)
     for transport in logs:
