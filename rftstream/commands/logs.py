@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rftstream.commands.options import command, json_option, layers_argument, run_here_argument, say
+from rftstream.error_kinds import rough_kind_of
 from rftstream.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rftstream.launch.log_files import LogEvent
+
 MOST_TOLD = 1000
+MOST_FOLDED = 2000
+"""Newest events of each process among which alike ones are found."""
+FEW = 3
+"""Alike events that are shown one by one."""
 """Newest warnings and errors that are remembered, so that none is shown twice."""
 LOOK_EVERY_S = 0.5
 
@@ -42,10 +53,11 @@ def logs(
 ) -> None:
     """Show the logs of the run's processes on this machine, all roles together, in the order of time.
 
-    The files are in RUN/logs, one for each process. A process on another host has its file there.
+    Of more than 3 events that differ only in ids and numbers the newest is shown, with the number of the others;
+    `--json` shows each. The files are in RUN/logs, one for each process. A process on another host has its file there.
     """
     from rftstream.config.parts import registry
-    from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, find_logs, in_order, told_once
+    from rftstream.launch.log_files import TROUBLES, LogFile, find_logs, in_order, told_once
     from rftstream.queries.formatting import plural
     from rftstream.runs.folder import find_run
 
@@ -65,7 +77,9 @@ def logs(
             json.dumps({"time": event.moment, "level": event.level, "text": event.text}) if as_json else event.text
         )
 
-    for event in (newest := deque(new_events(None if troubles else last), maxlen=last)):
+    events = new_events(None if troubles else last if as_json else max(last, MOST_FOLDED))
+    newest = (events if as_json else folded(events))[-last:]
+    for event in newest:
         show(event)
     if troubles and opened and not newest:
         say(f"no warning or error in {plural(len(opened), 'log')}")
@@ -81,3 +95,25 @@ def logs(
             time.sleep(LOOK_EVERY_S)
             for event in new_events():
                 show(event)
+
+
+def folded(events: Sequence[LogEvent]) -> list[LogEvent]:
+    """Return the events, of more than FEW alike ones the newest alone, which says how many they are since when."""
+    kinds: dict[tuple[str, str, str], list[LogEvent]] = {}
+    for event in events:
+        kinds.setdefault(kind_of_event(event), []).append(event)
+    shown: list[LogEvent] = []
+    for event in events:
+        alike = kinds[kind_of_event(event)]
+        if len(alike) <= FEW:
+            shown.append(event)
+        elif event is alike[-1]:
+            more = f" ({len(alike) - 1:,} more like it since {alike[0].moment})"
+            first, *rest = event.text.split("\n")
+            shown.append(replace(event, text="\n".join([first + more, *rest])))
+    return shown
+
+
+def kind_of_event(event: LogEvent) -> tuple[str, str, str]:
+    """Return what alike events have in common: the process, the level, and the text without ids and numbers."""
+    return event.process, event.level, rough_kind_of(event.message)

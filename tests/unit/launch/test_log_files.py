@@ -84,6 +84,11 @@ def test_the_command_shows_roles_and_troubles(tmp_path: Path) -> None:
     assert said("--last", "1") == ["fed"]
     told = line(3, "trainer-0: odd", "WARNING") + line(4, "trainer-0: died 5 times in a row", "ERROR")
     (tmp_path / "logs" / "run.log").write_text(told.replace(" trainer-0 ", " run "))
+    many = [line(5, f"sums/0/{number}/0/3: 'text {number}' scored", "WARNING") for number in range(9)]
+    (tmp_path / "logs" / "trainer-0.log").write_text(line(1, "fine") + line(2, "odd", "WARNING") + "".join(many))
+    assert said()[-1] == "sums/0/8/0/3: 'text 8' scored (8 more like it since 2026-01-31 12:00:05.000)"
+    assert said("--last", "3")[0] == "fed" and len(said("--json", "--last", "20")) == 13
+    (tmp_path / "logs" / "trainer-0.log").write_text(line(1, "fine") + line(2, "odd", "WARNING"))
     assert said("--troubles")[0] == "odd"
     assert len(said("--troubles")) == 2, "what the command tells once more is shown once"
     assert len(said("--role", "run")) == 2
