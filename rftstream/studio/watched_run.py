@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,8 @@ class WatchedRun:
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._asked_at = 0.0
         self._follower: RunFollower | None = None
+        self.place = name
+        """The run's folder, for commands in any shell on this host; its name before the first look."""
         self._has_folder = False
         """Whether the run had a folder on this host when it was opened."""
         self.feedback = FeedbackRecords()
@@ -203,6 +206,7 @@ class WatchedRun:
         if self._follower is None:
             self._follower = RunFollower(self._open())
             self._has_folder = self._follower.run.folder.path.is_dir()
+            self.place = shlex.quote(str(self._follower.run.folder.path.absolute()))
         if self._has_folder and not (path := self._follower.run.folder.path).is_dir():
             self._close_followed()
             self._pool.submit(self._close_mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def test_dead_groups_are_put_back(tmp_path: Path) -> None:
     watched.follow_once()
     with operator(watched) as browser:
         page = browser.get("/runs/demo/dead").text
+        folder = shlex.quote(str(run.folder.path.absolute()))
+        assert f"rftstream dead retry {folder} GROUP" in html.unescape(page), "from any folder"
         group = page.partition('name="group" value="')[2].partition('"')[0]
         send = lambda **fields: browser.post("/runs/demo/dead", data=fields, headers=OWN)  # noqa: E731
         assert "none is chosen" in send().text
