@@ -32,6 +32,8 @@ Steps = Sequence[tuple[int, Mapping[str, float]]]
 
 LEAST_STEPS = 20
 """Steps before any comparison is made."""
+FIRST_STEPS = 8
+"""Steps at the beginning that the newest are compared with."""
 CANARY_REWARD = 0.1
 """Mean reward above which a canary is reported, if it also exceeds version 0's reward by as much."""
 CHECK_APART = 0.25
@@ -78,7 +80,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """The means of two windows of steps: the first and the newest."""
+    """The means of two windows of steps: the first, which stays the same, and the newest."""
 
     first: dict[str, float]
     last: dict[str, float]
@@ -86,6 +88,15 @@ class _Windows:
     """The last version of the first window."""
     last_version: int
     """The first version of the newest window."""
+    newest_version: int
+    """Its last version."""
+
+    @property
+    def compared(self) -> str:
+        """Return in words what is compared."""
+        return (
+            f"from the steps to version {self.first_version} to those from {self.last_version} to {self.newest_version}"
+        )
 
     def change(self, name: str) -> float | None:
         """Return the newest mean minus the first, or None if either is not there."""
@@ -115,9 +126,8 @@ def _windows(steps: Steps) -> _Windows | None:
     counted = [step for step in steps if "reward" in step[1]]
     if len(counted) < LEAST_STEPS:
         return None
-    size = max(5, min(50, len(counted) // 4))
-    first, last = counted[:size], counted[-size:]
-    return _Windows(_means(first), _means(last), first[-1][0], last[0][0])
+    first, last = counted[:FIRST_STEPS], counted[-max(FIRST_STEPS, min(50, len(counted) // 4)) :]
+    return _Windows(_means(first), _means(last), first[-1][0], last[0][0], last[-1][0])
 
 
 def _means(steps: Steps) -> dict[str, float]:
@@ -165,7 +175,7 @@ def _dominance(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
         most = max(changes, key=lambda name: changes[name])
         others = sum(changes.values()) - changes[most]
         if changes[most] >= RISE / 2 and others < 0:
-            text = f"{taskset}: {most} added {changes[most]:+.2f} since the first steps, the other parts {others:+.2f}"
+            text = f"{taskset}: {most} added {changes[most]:+.2f} {windows.compared}, the other parts {others:+.2f}"
             yield Sign("dominance", most, text)
 
 
@@ -177,7 +187,7 @@ def _falling(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
     for taskset, changes in _part_changes(windows, config):
         least = min(changes, key=lambda name: changes[name])
         if changes[least] <= -RISE / 2 and sum(changes.values()) - max(changes.values()) >= 0:
-            text = f"{taskset}: {least} went by {changes[least]:+.2f} since the first steps, the reward by {risen:+.2f}"
+            text = f"{taskset}: {least} went by {changes[least]:+.2f} {windows.compared}, the reward by {risen:+.2f}"
             yield Sign("falling", least, text)
 
 
@@ -222,7 +232,7 @@ def _held_out(windows: _Windows, evaluations: Sequence[EvalResult], config: RunC
         return
     risen = windows.change("reward")
     if risen is not None and risen >= RISE:
-        text = f"the reward rose by {risen:.2f} since the first steps, the best evaluation by {max(rises):.2f}"
+        text = f"the reward rose by {risen:.2f} {windows.compared}, the best evaluation by {max(rises):.2f}"
         most = [
             f"{max(parts, key=parts.__getitem__)}{f' in {name}' if config.tasksets.keys() - {name} else ''} "
             f"{max(parts.values()):+.2f}"

@@ -94,7 +94,9 @@ def test_one_part_that_rises_while_the_others_fall() -> None:
     hacked = {"reward": (0.5, 0.9), "part/exact": (0.5, 0.4), "part/well_formed": (0.0, 1.0)}
     found = signs(history(hacked), config_of(BOTH))
     assert found.keys() == {"dominance"}
-    assert found["dominance"] == "train: well_formed added +0.38 since the first steps, the other parts -0.07"
+    assert found["dominance"] == (
+        "train: well_formed added +0.39 from the steps to version 8 to those from 31 to 40, the other parts -0.08"
+    )
 
 
 def test_a_part_that_falls_while_the_whole_rises() -> None:
@@ -106,7 +108,10 @@ def test_a_part_that_falls_while_the_whole_rises() -> None:
         "part/contains": (0.0, 0.9),
     }
     found = signs(history(parts), config_of(rewards))
-    assert found == {"falling": "train: well_formed went by -0.30 since the first steps, the reward by +0.75"}
+    assert found == {
+        "falling": "train: well_formed went by -0.31 from the steps to version 8 to those from 31 to 40, the reward by "
+        "+0.77"
+    }
     assert signs(history({**parts, "part/well_formed": (0.9, 0.85)}), config_of(rewards)) == {}
     assert signs(history({**parts, "reward": (1.5, 0.5)}), config_of(rewards)) == {}, "the reward shows it"
 
@@ -136,13 +141,13 @@ def test_a_reward_that_no_evaluation_follows() -> None:
     parts = history(
         {"reward": (0.1, 0.7), "part/exact": (0.1, 0.2), "part/well_formed": (0.0, 1.0)}, held_out=[0.4, 0.4]
     )
-    assert signs(parts, config_of(BOTH, held_out={}))["held_out"].endswith("; most of it by well_formed +0.38")
+    assert signs(parts, config_of(BOTH, held_out={}))["held_out"].endswith("; most of it by well_formed +0.39")
     two = {f"part/{one}/{part}": (0.0, end) for one in ("train", "more") for part, end in
            (("exact", 0.1), ("well_formed", 0.8))}  # fmt: skip
     config = config_of(BOTH, held_out={})
     config = replace(config, tasksets=dict.fromkeys(("train", "more"), config.tasksets["train"]))
     said = signs(history({"reward": (0.1, 0.7), **two}, held_out=[0.4, 0.4]), config)["held_out"]
-    assert said.endswith("; most of it by well_formed in train +0.30, well_formed in more +0.30")
+    assert said.endswith("; most of it by well_formed in train +0.31, well_formed in more +0.31")
 
 
 def test_a_second_opinion_that_is_far_away() -> None:
