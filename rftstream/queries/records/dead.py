@@ -33,6 +33,8 @@ from rftstream.service.role import Log
 
 State = Literal["dead", "asked", "put_back"]
 """The state of a dead group: untouched, requested to be put back, or put back."""
+STATES: dict[State, str] = {"dead": "not put back", "asked": "asked to be put back", "put_back": "put back"}
+"""Each state in words."""
 
 NUM_EXAMPLES = 5
 NUM_ERRORS = 10
@@ -346,7 +348,7 @@ def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
         ],
         "errors": error_kinds(reversed(view.letters)),
         "groups": [
-            {"reason": reason, **{state: counts[state] for state in ("dead", "asked", "put_back")}}
+            {"reason": reason, **{state: counts[state] for state in STATES}}
             for reason, counts in _group_reasons(view.groups).items()
         ],
         "num_letters": len(view.letters),
@@ -364,11 +366,11 @@ def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
     """Return the view as text for people."""
     if not view.letters and not view.groups:
         return "nothing is dead" + (f" ({plural(view.num_dropped, 'record')} dropped)" if view.num_dropped else "")
-    waiting = sum(group.state == "dead" for group in view.groups)
-    of = f" of {plural(_num_problems(view.groups), 'problem')}" if view.groups else ""
+    states = Counter(group.state for group in view.groups)
+    counts = ", ".join(f"{states[state]:,} {words}" for state, words in STATES.items() if states[state])
+    of = f" of {plural(_num_problems(view.groups), 'problem')}: {counts}" if view.groups else ""
     lines = [
-        f"{plural(len(view.letters), 'dead letter')}, {plural(len(view.groups), 'dead group')}{of}, {waiting:,} of "
-        "them not put back yet"
+        f"{plural(len(view.letters), 'dead letter')}, {plural(len(view.groups), 'dead group')}{of}",
     ]
     if view.letters:
         rows = [(*kind, moment(newest), f"{count:,}") for kind, count, newest in _kinds(view.letters)]
@@ -376,8 +378,8 @@ def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
         lines += _error_lines(error_kinds(reversed(view.letters)))
     if view.groups:
         counted = _group_reasons(view.groups)
-        kinds = [(name, *(f"{c[state]:,}" for state in ("dead", "asked", "put_back"))) for name, c in counted.items()]
-        lines += table(("groups", "dead", "asked for", "put back"), kinds)
+        kinds = [(name, *(f"{c[state]:,}" for state in STATES)) for name, c in counted.items()]
+        lines += table(("groups", *STATES.values()), kinds)
     details = _details(log, view.letters[:num_examples])
     for letter in view.letters[:num_examples]:
         detail = details.get(letter.id, {})

@@ -91,7 +91,7 @@ def test_list_counts_by_reason_and_a_twin_once(run: Path) -> None:
     assert report["newest"][0]["rollout_id"] in {"sums/0/0/0/1", "sums/0/1/0/1"}
     assert report["newest"][0]["tries"] == 3
     text = call("list", run, "--num", 1).stdout
-    assert "4 dead letters, 2 dead groups of 2 problems, 2 of them not put back yet" in text
+    assert "4 dead letters, 2 dead groups of 2 problems: 2 not put back\n" in text
     assert text.count("\n  ValueError: no") == 1
     errors = {(one["reason"], one["error"]): one["count"] for one in report["errors"]}
     assert errors == {("timeout", "ValueError: no"): 2, ("error", "ValueError: no"): 2}
@@ -129,6 +129,9 @@ def test_show_decodes_the_original(run: Path) -> None:
 def test_retry_asks_for_groups(run: Path, arguments: tuple[str, ...], groups: set[str]) -> None:
     report = called("retry", run, *arguments)
     assert set(report["groups"]) == groups
+    counts = {"not put back": 2 - len(groups), "asked to be put back": len(groups)}
+    told = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    assert call("list", run).stdout.splitlines()[0].endswith(f"2 dead groups of 2 problems: {told}")
     assert report["num_stored"] == 2 * len(groups)
     assert "rftstream resume" in report["next"]
     found = {one.arguments["group"]: one for one in requests_of(run)}
