@@ -36,6 +36,7 @@ class DrawnCurve:
     color: int
     """Number of its colour in COLORS."""
     dash: str
+    """The line's dash, or `point` for one point alone, which is there twice."""
     faint: bool
 
 
@@ -275,7 +276,7 @@ class _Box:
         if high <= low:
             low, high = (0.0, 1.0) if panel.from_zero and low == 0 else (low - 0.5, high + 0.5)
         begin, end = (float(x.min()), float(x.max())) if len(x) else (0.0, 1.0)
-        return _Box(begin=begin, end=max(end, begin + 1e-9), low=low, high=high, is_log=is_log)
+        return _Box(begin=begin, end=end if end > begin else begin + 1.0, low=low, high=high, is_log=is_log)
 
     def point(self, x: float, y: float) -> str:
         """Return the position of a point in the picture."""
@@ -299,8 +300,11 @@ def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[DrawnCurve]:
         least = box.low if box.is_log else -math.inf
         for xs, ys in zip(np.split(line.x, line.gaps), np.split(y, line.gaps), strict=True):
             places = zip(xs[::one_in].tolist(), ys[::one_in].tolist(), strict=True)
-            points = " ".join(box.point(a, b) for a, b in places if b >= least)
-            yield DrawnCurve(points=points, color=color, dash=line.dash, faint=faint)
+            points = [box.point(a, b) for a, b in places if b >= least]
+            dash = "point" if len(points) == 1 else line.dash
+            yield DrawnCurve(
+                points=" ".join(points * (2 if dash == "point" else 1)), color=color, dash=dash, faint=faint
+            )
 
     raw = [] if mean is line.y else drawn(line.y, faint=True)
     return [*raw, *drawn(mean, faint=False)]

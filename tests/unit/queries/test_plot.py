@@ -92,6 +92,14 @@ def test_a_chart_draws_all_that_its_legend_names() -> None:
     assert (staleness.low, staleness.high) == ("0", "1")
 
 
+def test_a_single_result_is_a_point_on_an_axis_of_versions() -> None:
+    found = history(*(step(v, reward=0.5) for v in range(1, 4)), evaluations=(evaluation(0, mean=0.25),))
+    (chart,) = run_charts(found, titles=("Evaluations",))
+    (curve,) = chart.curves
+    first, second = curve.points.split()
+    assert (first, curve.dash, chart.begin, chart.end) == (second, "point", "0", "1")
+
+
 def test_lines_have_a_gap_where_the_reward_changed() -> None:
     """Steps from version 21 on, and the evaluations of versions 30 and 40, are by another reward."""
     pytest.importorskip("matplotlib")
