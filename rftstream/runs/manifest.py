@@ -182,6 +182,8 @@ def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
             line += f" (changes nothing: every stage has its own {key}; set stages.0.{key}, stages.1.{key}, ...)"
         elif line.startswith(_WARNED):
             line += " (what is learned changes)"
+        elif section == "environments":
+            line += " (another task from here on: rewards and evaluations of before do not compare)"
         lines.append(line)
     return lines
 

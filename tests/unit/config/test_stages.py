@@ -205,6 +205,11 @@ def test_a_resume_says_which_of_the_trainers_settings_no_stage_takes() -> None:
     ):
         before, after = (make(stages, trainer={"lr": lr}) for lr in (0.25, 0.125))
         assert changes_of_resume(before, after) == [f"trainer.lr 0.25 -> 0.125 ({why})"]
+    games = [make(environments={"games:Safe": {"guesses": guesses}}) for guesses in (3, 4)]
+    assert changes_of_resume(*games) == [
+        "environments.games:Safe.guesses 3 -> 4 (another task from here on: rewards and evaluations of before do not "
+        "compare)"
+    ]
 
 
 def test_a_run_goes_on_with_more_steps_but_not_with_stages_where_there_were_none() -> None:
