@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_550,
-    "queries": 14_700,
+    "queries": 14750,
     "replay": 950,
     "rewards": 8_500,
     "roles": 10_550,

@@ -223,6 +223,8 @@ def panels(history: History, axis: Axis) -> list[Panel]:
             lines = [line for line in lines if line.y.any()] or lines[:1]
         if series != "terms" or explores:
             found.append(replace(panel, lines=lines, optional=panel.optional or (panel.of_rollouts and not explores)))
+    if not history.steps:
+        found = [panel if "yet" in panel.empty else replace(panel, empty="no step yet") for panel in found]
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftstream.contracts.versions import EvalResult
-from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
+from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers, without_best
 from rftstream.queries.curves.history import read_glance
 from rftstream.queries.decisions.side_by_side import SideBySide, compare_runs
 from rftstream.queries.formatting import columns, duration, number
@@ -31,6 +31,8 @@ class RunDifference(Report):
     sides: SideBySide
     evaluations: tuple[Judged, Judged]
     """Evaluations of the first run, and of the second."""
+    equal: tuple[dict[str, int], dict[str, int]]
+    """Evaluation in which no version is better than another -> how many it has; of the first run, and of the second."""
 
     def evaluations_to_json(self) -> dict[str, list[dict[str, Any] | None]]:
         """Return evaluation -> the newest and the best result in the first run, and in the second."""
@@ -55,7 +57,14 @@ class RunDifference(Report):
         rows += [
             (
                 f"eval {name} {which}",
-                *(_result_text(one[name][place]) if name in one else "-" for one in self.evaluations),
+                *(
+                    "-"
+                    if name not in one
+                    else f"the same for all {equal[name]:,} versions"
+                    if place and name in equal
+                    else _result_text(one[name][place])
+                    for one, equal in zip(self.evaluations, self.equal, strict=True)
+                ),
             )
             for name in sorted({name for one in self.evaluations for name in one})
             for place, which in enumerate(("newest", "best"))
@@ -71,5 +80,6 @@ def compare(before: OpenRun, after: OpenRun) -> RunDifference:
     """Compare two runs, which need not have anything in common."""
     sides = compare_runs((before.run_id, before.transport), (after.run_id, after.transport))
     settings = [*changed_settings(before.config, after.config), *other_code(before.folder, after.folder)]
-    first, second = (newest_and_best(read_glance(Log(one.transport)).evaluations) for one in (before, after))
-    return RunDifference(tuple(settings), sides, (first, second))
+    first, second = (read_glance(Log(one.transport)).evaluations for one in (before, after))
+    judged, equal = (newest_and_best(first), newest_and_best(second)), (without_best(first), without_best(second))
+    return RunDifference(tuple(settings), sides, judged, equal)

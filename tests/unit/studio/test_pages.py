@@ -25,6 +25,7 @@ from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audits.audit import audit
 from rftstream.queries.catalog.finding import GroupRow
 from rftstream.queries.curves.history import History
+from rftstream.queries.decisions.run_difference import compare
 from rftstream.queries.decisions.side_by_side import RunSide
 from rftstream.studio import plot_page
 from rftstream.studio.access import StudioRole
@@ -517,6 +518,8 @@ def test_two_pages_do_not_say_different_things_of_one_run(tmp_path: Path) -> Non
             assert "the same for all 2 versions" in browser.get(address).text, address
         assert "the best version" not in browser.get("/runs/demo~1/evaluations").text
         assert RunSide("x", version=40, rewards=[version / 100 for version in range(11, 41)]).last_tenth == 0.385
+        first, second = (run.look(lambda opened, _: opened) for run in runs)
+        assert compare(first, second).to_text().count("the same for all 2 versions") == 2
     for run in runs:
         run.stop()
 
@@ -548,13 +551,18 @@ def test_several_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
-    watched = watch(MemoryRun(make_config(), folder=tmp_path))
+    memory = MemoryRun(make_config(), folder=tmp_path)
+    watched = watch(memory)
     with client([watched]) as browser:
         assert browser.get("/").status_code == 302
         assert "<b>reading the log</b> 0 %" in browser.get("/runs/demo").text
         watched.follow_once()
         for page in ("", "/groups", "/versions", "/charts.json"):
             assert "has not begun" in browser.get(f"/runs/demo{page}").text
+        memory.put_manifest()
+        watched.follow_once()
+        begun = browser.get("/runs/demo").text
+        assert "no step yet" in begun and "not recorded" not in begun
     watched.stop()
 
 
