@@ -15,6 +15,7 @@ from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import WeightsError, WeightsGone
 from rftstream.policies.base import Policy
 from rftstream.roles.explorer import EXPLORER
+from rftstream.weights.deltas.delta import text_of
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.shared_memory import SharedTensors
 from rftstream.weights.snapshot import RawTensor
@@ -94,12 +95,11 @@ class WeightsUpdate:
             self._retry_at = self.clock.now() + RETRY_S
             reached = self.follower.held()
             if reached is None or current is None or not _is_of_use(reached, current, newest.name):
-                self._say(
-                    f"going on with {current}" if current else "nothing is sampled before one can be loaded", problem
-                )
+                goes_on = "nothing is sampled before one can be loaded"
+                self._say(f"going on with version {text_of(current)}" if current else goes_on, problem)
                 return True
             taken, tensors = reached
-            log.warning("%s; going on with %s", problem, taken)
+            log.warning("%s; going on with version %s", problem, text_of(taken))
         self.policy.load(tensors, taken)
         now = time.perf_counter()
         metrics.WEIGHTS_FETCH_SECONDS.labels(self.role).observe(now - fetch.began)
