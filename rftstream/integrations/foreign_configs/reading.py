@@ -27,9 +27,10 @@ from rftstream.errors import ConfigError
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:[./][\w-]+)+)=(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+ONE_LINE_IF = re.compile(r"^(\s*if\b[^\n;]*);\s*then\s+([^\n\"']*?);?\s*fi\s*$", re.MULTILINE)
 INTERPOLATION = re.compile(r"\$\{(?:(?P<kind>oc\.\w+):)?(?P<name>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
 PAIR = re.compile(r"[A-Za-z_]\w*=")
-COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node", "num_gpus")
+COUNTS = ("num_processes", "nproc_per_node", "num_gpus")
 LAUNCHERS = ("accelerate", "launch", "torchrun", "deepspeed", "python", "python3", "trl", "uv")
 END = re.compile(r"[&|;]|\d?>|<(<|$)")  # not <|im_end|>
 """Words that end a command."""
@@ -217,6 +218,7 @@ def shell_commands(path: Path, branches: dict[str, str] | None = None) -> Iterat
     before, with the last one."""
     text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
     variables: dict[str, str] = {"HOME": "~", "PWD": "."}
+    text = ONE_LINE_IF.sub(lambda found: f"{found[1]}; then\n{found[2].replace(';', chr(10))}\nfi", text)
     in_array, ifs = False, 0
     cases: list[list[Any]] = []  # of each `case` the value, whether its branch is being read, whether it has been
     for line in _whole_lines(text):
@@ -286,12 +288,16 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
     environment: dict[str, str] = {}
     launch: Launch | None = None
     earlier: list[str] = []
-    for words in shell_commands(path):
+    branches: dict[str, str] = {}
+    for words in shell_commands(path, branches):
         pairs = [one.partition("=")[::2] for one in words if PAIR.match(one)]
         if words[0] == "export":
             named = {one: variables[one] for one in words[1:] if one in variables}
             environment |= named | dict(pairs)
         variables |= dict(pairs)
+        if "-c" in words[:-1] and (option := words.index("-c")) and words[option - 1].endswith("sh"):  # bash -c "..."
+            with suppress(ValueError):
+                words = [*words[: option + 1], *shlex.split(words[option + 1]), *words[option + 2 :]]
         words = [*_with_files(words, path)]
         place = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
         trainer = None
@@ -310,10 +316,8 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             continue
         starts = [number for number, word in enumerate(words[:place]) if word.rpartition("/")[2] in LAUNCHERS]
         ends = [number for number, word in enumerate(words) if number > place and END.match(word)]
-        launcher, given = (
-            _flags(words[max(starts, default=0) : place]),
-            _flags(words[place + 1 : ends[0] if ends else None]),
-        )
+        parts = (words[max(starts, default=0) : place], words[place + 1 : ends[0] if ends else None])
+        launcher, given = ({name.replace("-", "_"): one for name, one in _flags(part).items()} for part in parts)
         before = next((number for number, word in enumerate(words) if not PAIR.match(word)), 0)
         environment |= dict(one.partition("=")[::2] for one in words[:before])
         files = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
@@ -321,6 +325,8 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             launcher |= {name: given.pop(name) for name in ("accelerate_config", "num_processes") if name in given}
         counts = [launcher.pop(name, None) for name in COUNTS]
         processes = next((one for one in counts if isinstance(one, int)), None)
+        if processes is None and "srun" in words[:place] and "python" in words[place - 1]:
+            processes = _slurm_tasks(path, words[words.index("srun") : place])
         project = {"wandb_project": environment["WANDB_PROJECT"]} if "WANDB_PROJECT" in environment else {}
         settings = {**project, **{f"launcher.{name}": value for name, value in launcher.items()}, **given}
         found = tuple(_beside(path, name) for name in files)
@@ -330,13 +336,27 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             processes=processes,
             trainer=trainer,
             environment=dict(environment),
-            others=tuple(f"{path.name} runs {one} before, which no run does: run it first" for one in earlier),
+            others=(
+                *(f"{path.name} runs {one} before, which no run does: run it first" for one in earlier),
+                *(
+                    f"{name}: {path.name} sets it in an `if`; {one!r}, its last, was taken"
+                    for name, one in branches.items()
+                ),
+            ),
         )
     if launch is None and earlier:
         raise ConfigError(f"{path}: no trainer is made in {', '.join(earlier)}; name the script that makes one")
     if launch is None:
         raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
     return launch
+
+
+def _slurm_tasks(path: Path, words: Sequence[str]) -> int | None:
+    """Return how many processes srun starts, by its own options and those of a batch script; None if none say it."""
+    lines = [line.split()[1:] for line in read_text(path).splitlines() if line.startswith("#SBATCH ")]
+    given = {name: value for part in (*lines, words) for name, value in _flags(part).items() if isinstance(value, int)}
+    on_each = given.get("ntasks-per-node")
+    return given.get("ntasks", None if on_each is None else on_each * given.get("nodes", 1))
 
 
 def _with_files(words: Sequence[str], path: Path) -> Iterator[str]:

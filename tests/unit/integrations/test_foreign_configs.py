@@ -258,7 +258,7 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (OWN, "load_dataset('org/x', split='train[5:9]')", "",
          {"source": "hf:org/x", "options": {"split": "train", "skip": 5, "size": 4}}, ()),
         (OWN, "load_dataset('org/x', split='train[:10%]', data_files='a.json')", "",
-         {"options": {"split": "train"}}, ("options.size", "load_dataset.data_files = 'a.json': fetch")),
+         {"source": "jsonl:train_rows.jsonl", "options": None}, ("the split is 'train[:10%]', which no setting does",)),
         (OWN, "Dataset.from_json('a.jsonl')", "", {"source": "jsonl:a.jsonl"}, ()),
         (OWN, "Dataset.from_json('a.jsonl').skip(3)", "", {"source": "jsonl:a.jsonl", "options": {"skip": 3}}, ()),
         (OWN, "Dataset.from_json('a.jsonl').skip(3).take(2)", "", {"source": "jsonl:train_rows.jsonl"}, ()),

@@ -438,3 +438,52 @@ def test_a_reward_model_with_an_adapter_is_trained_whole(tmp_path: Path) -> None
     left = {one.there: one.reason for one in done.not_taken}
     assert "weight_as" in left["a column margin, if rows have one"] and "held_out" in left["eval_dataset"]
     assert not any("eval_dataset" in one for one in done.to_do)
+
+
+CHANGED_LATER = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+C = {"lr": 1e-5}
+C.update(lr=2e-6)
+WORDS = []
+WORDS.append("8")
+SEED = 1
+
+def choose():
+    global SEED
+    SEED = 2
+
+choose()
+
+def right(completions, **kwargs):
+    return [float(WORDS[0] in said) for said in completions]
+
+rows = load_dataset("json", data_files="a.jsonl", split="train[10%:20%]").select(range(0, 50, 2))
+GRPOTrainer("m", right, GRPOConfig("out", max_steps=3, learning_rate=C["lr"], seed=SEED), rows).train()
+"""
+
+
+def test_what_a_script_changes_after_binding_it_and_rows_that_no_option_takes(tmp_path: Path) -> None:
+    launch = 'CMD="accelerate launch --num-processes 4 t.py --model-name m"\nsrun bash -c "$CMD"\n'
+    done = convert_config("trl", written(tmp_path, {"t.py": CHANGED_LATER}))
+    values = tomllib.loads(done.run_file)
+    modules = {one.name: one.text for one in done.modules}
+    assert setting(values, "trainer.lr") == 2e-6
+    assert any("seed" in one and "which a function sets" in one for one in done.to_do)
+    assert 'WORDS.append("8")' in modules["t_rewards.py"]
+    assert setting(values, "tasksets.train.source") == "jsonl:t_rows.jsonl"
+    assert "range(0, 50, 2)" in modules["write_t_rows.py"]
+    job = """#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+N=m
+if [ -n "$BIG" ]; then N=big; fi
+srun python t.py --model-name $N
+"""
+    (tmp_path / "job.sh").write_text(job)
+    submitted = convert_config("trl", [tmp_path / "job.sh"])
+    assert setting(tomllib.loads(submitted.run_file), "feeder.groups_per_batch") == 8
+    assert "N: job.sh sets it in an `if`; 'big', its last, was taken" in submitted.to_do
+    (tmp_path / "go.sh").write_text(launch)
+    launched = tomllib.loads(convert_config("trl", [tmp_path / "go.sh"]).run_file)
+    assert setting(launched, "feeder.groups_per_batch") == 4

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from rftstream.integrations.foreign_configs.trl.scopes import Scope, attributes_of, fields_of
+from rftstream.integrations.foreign_configs.trl.scopes import Scope, UnreadableExpression, attributes_of, fields_of
 
 DEEPEST = 10
 """Modules that a name may be handed through."""
@@ -71,8 +71,12 @@ class ModulesBeside:
     def _scope(self, module: str) -> Scope | None:
         if module not in self._scopes:
             self._scopes[module] = None
-            place = self._folder.joinpath(*module.split("."))
-            file = next((one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()), None)
+            parts = module.split(".")
+            above = (one.parent for one in self._folder.resolve().parents if one.name == parts[0])
+            own = [self._folder.resolve().parent] if self._folder.resolve().name == parts[0] else []
+            places = [one.joinpath(*parts) for one in (self._folder, *own, *above)]  # also src/package/train.py
+            files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+            file = next((one for one in files if one.is_file()), None)
             if module and file is not None:
                 self._scopes[module] = self._read(module, file)
         return self._scopes[module]
@@ -134,6 +138,9 @@ def attribute_of(reader: Values, node: ast.Attribute, scope: Scope) -> Any:
     made, home = reader.resolved(found.func, around) if isinstance(found, ast.Call) else (found, around)
     if not isinstance(made, ast.ClassDef):
         return reader.value(found, around)[node.attr]
+    later = (one for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__post_init__")
+    if any(ast.unparse(one) == f"self.{node.attr}" for each in later for one in _stored(each)):
+        raise UnreadableExpression(node, "which __post_init__ sets")
     given: dict[str | None, ast.expr] = {}
     if isinstance(found, ast.Call):
         given = dict(zip((name for name, _ in fields_of(made)), found.args, strict=False))
@@ -141,3 +148,7 @@ def attribute_of(reader: Values, node: ast.Attribute, scope: Scope) -> Any:
     if node.attr in given:
         return reader.value(given[node.attr], around)
     return reader.value(attributes_of(made)[node.attr], home)
+
+
+def _stored(node: ast.AST) -> Iterator[ast.Attribute]:
+    return (one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))

@@ -38,7 +38,8 @@ def source_of(kind: str, files: Any, folder: str | None, split: str, beside: Pat
     `files` and `folder` are the data_files and data_dir of `load_dataset`, `beside` is the folder of the script."""
     if isinstance(files, dict):
         files = files.get(split, next(iter(files.values())) if len(files) == 1 else None)
-    names = [str(PurePosixPath(folder or "", str(one))) for one in many(files)] if files else []
+    named = [str(one) for one in many(files)] if files else []
+    names = [one if "://" in one else str(PurePosixPath(folder or "", one)) for one in named]
     if not files and folder and kind in FOLDERS:
         return f"{FOLDERS[kind]}:{folder}"
     found = [_reader(kind, name, beside, experts=experts) for name in names]

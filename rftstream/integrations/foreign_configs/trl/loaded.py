@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ from rftstream.integrations.foreign_configs.trl.modules import Script
 from rftstream.integrations.foreign_configs.trl.rest import HARMLESS
 from rftstream.integrations.foreign_configs.trl.scopes import UNKNOWN, Scope, UnreadableExpression, last_name
 
+NO_WORDS = ("[]", "''", "()", "None", "sys.argv[1:]", "args", "argv")
+"""Arguments of `parse_args` with which it parses what the launch gives, or nothing."""
 LOADERS = {"yaml": ("safe_load", "full_load", "load"), "json": ("load", "loads"), "OmegaConf": ("load",)}
 HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
 FOUR_BITS = "fp4, the default of transformers"
@@ -53,6 +55,8 @@ def loaded_as(reader: Arguments, node: ast.AST, scope: Scope, script: Script) ->
                 named = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "peft_config")]
                 alone = ast.Call(ast.Name("LoraConfig"), [], call.keywords)  # as unsloth has it
                 found |= reader.lora(named[0] if named else ast.copy_location(alone, call), scope, script)
+                if not named:  # unsloth's own default
+                    found.setdefault("lora_target_modules", "all-linear")
             elif isinstance(call, ast.Call) and last_name(call.func) in CHATTY:
                 found["model.chat_format"] = last_name(call.func)
             elif isinstance(call, ast.Call) and last_name(call.func) == "from_pretrained":
@@ -132,6 +136,21 @@ def changed_dict(reader: Values, node: ast.expr, scope: Scope) -> dict[str, Any]
             continue
         reader.read_statements.add(id(one.statement))
     return found
+
+
+def held_by(reader: Values, node: ast.expr, scope: Scope) -> Any:
+    """Return what a value holds when it is used here: a dict with what the script has set in it."""
+    found = reader.value(node, scope)
+    return changed_dict(reader, node, scope) if isinstance(found, dict) else found
+
+
+def refuse_own_words(trees: Sequence[ast.AST], node: ast.AST) -> None:
+    """UnreadableExpression if the script itself gives its parser the command line, `parse_args(["--lr", "1e-5"])`."""
+    for call in (one for tree in trees for one in ast.walk(tree)):
+        is_parser = isinstance(call, ast.Call) and last_name(call.func) == "parse_args"
+        words = ast.unparse(call.args[0]) if is_parser and isinstance(call, ast.Call) and call.args else "[]"
+        if words not in NO_WORDS:
+            raise UnreadableExpression(node, "whose command line is in the script")
 
 
 def sampling_of(reader: Values, call: ast.Call, scope: Scope) -> dict[str, Any]:

@@ -149,6 +149,14 @@ class ScriptCode:
                 if name not in vars(builtins) and name not in missing:
                     missing.append(name)
                 continue
+            for one in self._changes(name, bindings):
+                if one.is_known() is None:
+                    missing.append(name)
+                    break
+                bindings = [*bindings, one]
+            if any(isinstance(one.value, ast.Name) and one.value.id == name for one in bindings):
+                missing.append(name)  # a parameter, given under its own name
+                continue
             for one in bindings:
                 if (model := self._tokenized(one)) is not None:
                     text = f"{name} = AutoTokenizer.from_pretrained({model!r})"
@@ -185,6 +193,17 @@ class ScriptCode:
                 return bound if all(one.is_known() for one in bound) else []
             scope = scope.outer
         return []
+
+    def _changes(self, name: str, bindings: Sequence[Binding]) -> list[Binding]:
+        """Return what changes the value of a name that a statement of the script binds: `words.append(one)`,
+        `weights["short"] = 2`."""
+        of_values = [one for one in bindings if isinstance(one.statement, (ast.Assign, ast.AnnAssign, ast.ClassDef))]
+        if len(of_values) != len(bindings) or any(self._tokenized(one) is not None for one in bindings):
+            return []
+        every = [one for scope in {id(one.scope): one.scope for one in bindings}.values() for one in scope.bound]
+        made = [one for one in every if one.name.startswith((f"{name}[", f"{name}."))]
+        called = [one for scope in {id(one.scope): one.scope for one in bindings}.values() for one in scope.changed]
+        return [one for one in (*made, *(one for one in called if one.name == name)) if one.is_known() is not False]
 
     def _statement(self, one: Binding) -> tuple[str, list[str]]:
         """Return the text of the statement that binds a name, and the names that the statement uses."""

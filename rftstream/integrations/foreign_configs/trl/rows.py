@@ -126,7 +126,8 @@ class DatasetReader:
         select = "dataset.select_of_part" if "dataset.part" in before else "dataset.select"
         size = call.args[0] if call.args else None
         is_first = select not in before
-        if method == "select" and is_first and isinstance(size, ast.Call) and last_name(size.func) == "range":
+        is_range = isinstance(size, ast.Call) and last_name(size.func) == "range" and len(size.args) < 3
+        if method == "select" and is_first and is_range and isinstance(size, ast.Call):
             return {select: [self._reader.value(one, scope) for one in size.args]}
         if method in ("take", "skip") and is_first and len(call.args) == 1:
             end = self._reader.value(call.args[0], scope)
@@ -148,10 +149,25 @@ class DatasetReader:
             function, around = self._reader.resolved(call.args[0] if call.args else given.pop("function"), scope)
             if not isinstance(function, (ast.FunctionDef, ast.Lambda)) or not set(given) <= set(MAPS):
                 raise UnreadableExpression(function if not isinstance(function, ast.FunctionDef) else call)
+            if function.lineno and (name := _bound_anew(function, around, call)):
+                raise UnreadableExpression(call, f"after which {name} is bound anew")
             more = self._reader.value(given["fn_kwargs"], scope) if "fn_kwargs" in given else {}
             return rows.merged(mapped(self._reader, function, around, rows, more))
         except UnreadableExpression as error:
             return Row({UNKNOWN_COLUMNS: Unproven(str(error))}, is_whole=True)
+
+
+def _bound_anew(function: ast.FunctionDef | ast.Lambda, scope: Scope, call: ast.Call) -> str | None:
+    """Return a name that a function uses and that is bound before and after this call of `map`, which ran it. None if
+    there is none."""
+    used, around = {one.id for one in ast.walk(function) if isinstance(one, ast.Name)}, scope
+    while around.outer is not None:
+        around = around.outer
+    for name in used:
+        lines = [one.statement.lineno > call.lineno for one in around.named(name)]
+        if True in lines and False in lines:
+            return name
+    return None
 
 
 def _written(rows: Row) -> Settings:

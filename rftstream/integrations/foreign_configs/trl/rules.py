@@ -23,7 +23,9 @@ from rftstream.integrations.foreign_configs.trl.script import ScriptReader
 from rftstream.integrations.foreign_configs.trl.sources import DatasetRules, with_evaluation
 from rftstream.integrations.foreign_configs.trl.training import (
     evaluated_every,
+    name_longest_row,
     put_in_steps,
+    put_longest_row,
     put_model,
     put_objective,
     put_tools,
@@ -69,6 +71,8 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     count, unread = take_processes(settings, path.parent)
     gpus = count if gpus is None else gpus
     kind = trainer or script.trainer or _kind(settings, path)
+    if kind not in ("grpo", "rloo"):
+        name_longest_row(settings, script.settings)
     if not scripts and kind in ("grpo", "rloo"):
         settings = with_evaluation(settings)
     if settings.get("reward_funcs") and kind not in ("grpo", "rloo"):
@@ -422,8 +426,7 @@ class _TrlRules:
         c.put("experts.shuffle", is_random, "train_sampling_strategy: at random, whatever shuffle_dataset says")
         c.get("shuffle_dataset")
         self._held_out()
-        c.put("model.context", c.get("max_length"), "max_length")
-        c.put("experts.too_long", "skip", "max_length: TRL cuts what is longer, here it is left out")
+        put_longest_row(c)
         put_objective(c, self._kind)
 
     def _held_out(self) -> None:

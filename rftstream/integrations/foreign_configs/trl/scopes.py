@@ -63,6 +63,8 @@ class Scope:
         self.bound: list[Binding] = []
         self.changed: list[Binding] = []
         """Calls of methods on names, `rewards.append(one)`: the name, and the call as its value."""
+        self.set_by_functions: set[str] = set()
+        """Names that functions set by `global`, when they are called."""
 
     def outermost(self) -> Scope:
         return self if self.outer is None else self.outer.outermost()
@@ -94,6 +96,8 @@ class Scope:
                     self.changed.append(Binding(ast.unparse(function.value), node.value, node, self, tests))
             elif isinstance(node, DEFINITIONS):
                 self.bound.append(Binding(node.name, node, node, self, tests))
+                said = (one for one in ast.walk(node) if isinstance(one, ast.Global))
+                self.outermost().set_by_functions |= {name for one in said for name in one.names}
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [alias.asname or alias.name.partition(".")[0] for alias in node.names]
                 self.bound += [Binding(name, node, node, self) for name in names]
@@ -113,6 +117,7 @@ class Scope:
     def find(self, name: ast.Name) -> tuple[ast.AST, Scope]:
         """Return the node that a name stands for at the place of its use, and the scope in which to evaluate the
         node."""
+        self._refuse_if_set_by_functions(name)
         found = [one for one in self.bound if one.name == name.id]
         before = [one for one in found if one.scope is not self or (one.statement.end_lineno or 0) < name.lineno]
         before = [one for one in before if one.is_known() is not False]
@@ -152,12 +157,17 @@ class Scope:
 
     def seen_from_inside(self, name: ast.Name) -> tuple[ast.AST, Scope]:
         """Return the value of a name of this scope as a function sees it, which may be called later."""
+        self._refuse_if_set_by_functions(name)
         found = self.named(name.id)
         if found and found[-1].is_known():
             return found[-1].value, found[-1].scope
         if found or self.outer is None:
             raise UnreadableExpression(name, "which is bound in a branch" if found else "")
         return self.outer.seen_from_inside(name)
+
+    def _refuse_if_set_by_functions(self, name: ast.Name) -> None:
+        if name.id in self.set_by_functions:
+            raise UnreadableExpression(name, "which a function sets")
 
     def inside(self, node: ast.FunctionDef, call: ast.Call | None = None, caller: Scope | None = None) -> Scope:
         """Return the scope of a function that is bound in this one, with its parameters bound by a call, whose

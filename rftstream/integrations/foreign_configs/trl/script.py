@@ -146,7 +146,7 @@ class ScriptReader:
                 rows_file(self._path, "eval_" if name == "eval_dataset" else ""),
                 [one for one in datasets_given.values() if one is not node],
             )
-            script.rows[name] = rows_script(self._path.name, self._lines, bodies, call, node, file, others)
+            script.rows[name] = rows_script(self._path, self._lines, bodies, call, node, file, others)
         read = self.read_statements | rest.passed_over(bodies, lambda one: self.holds(one, scope))
         left = rest.unread_statements(bodies, call, functions, read)
         script.unread_statements = [*self._loops, *(rest.to_do_about(one) for one in [*own, *left])]
@@ -284,7 +284,7 @@ class ScriptReader:
             return self.value(node.args[0], scope)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
             key, *default = (self.value(one, scope) for one in node.args)
-            return self.value(node.func.value, scope).get(key, *default)
+            return loaded.held_by(self, node.func.value, scope).get(key, *default)
         if isinstance(node, ast.Call) and last_name(node.func) == "dict" and not node.args:
             return {one.arg: self.value(one.value, scope) for one in node.keywords}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXTS:
@@ -297,7 +297,7 @@ class ScriptReader:
                 of, around = self.resolved(node.value, scope)
                 if isinstance(of, ast.Call) and last_name(of.func) == "vars":
                     return self._attribute(ast.Attribute(of.args[0], self.value(node.slice, scope)), around)
-            return self.value(node.value, scope)[self.value(node.slice, scope)]
+            return loaded.held_by(self, node.value, scope)[self.value(node.slice, scope)]
         if isinstance(node, (ast.Name, ast.IfExp)):
             return self.value(*self.resolved(node, scope))
         if isinstance(node, ast.Attribute):
@@ -351,7 +351,9 @@ class ScriptReader:
                 return self._given[node.attr]
         if ast.unparse(node.value) in ("torch", "TaskType", "jnp"):
             return node.attr
-        for call in (one for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)):
+        trees = (self._tree, *self.beside.trees)
+        loaded.refuse_own_words(trees, node)
+        for call in (one for tree in trees for one in ast.walk(tree)):
             if isinstance(call, ast.Call) and last_name(call.func) == "add_argument":
                 flags = [
                     str(one.value).lstrip("-").replace("-", "_") for one in call.args if isinstance(one, ast.Constant)

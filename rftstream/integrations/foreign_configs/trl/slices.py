@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rftstream.integrations.foreign_configs.trl.modules import RUNS, names_in, spaced
 from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name, root_name
@@ -15,7 +17,7 @@ NOT_COPIED = frozenset(RUNS) - {"load_dataset"}
 
 
 def rows_script(
-    script: str,
+    script: Path,
     lines: Sequence[str],
     bodies: Sequence[Sequence[ast.stmt]],
     trainer: ast.Call,
@@ -35,10 +37,31 @@ def rows_script(
     if called & NOT_COPIED or needed - made:
         return None
     taken.sort(key=lambda one: (not isinstance(one, (ast.Import, ast.ImportFrom)), one.lineno))
-    head = f'"""Writes {file}, the rows that {script} trains on. Copied from it by `rftstream convert-config`."""'
-    texts = ["from pathlib import Path", *(_text(one, lines) for one in taken)]
-    written = f"{ast.unparse(dataset)}.to_json(str(Path(__file__).with_name({file!r})))"
+    head = f'"""Writes {file}, the rows that {script.name} trains on. Copied from it by `rftstream convert-config`."""'
+    own = repr(str(script.resolve()))
+    texts = [re.sub(r"\b__file__\b", lambda _: own, _text(one, lines)) for one in taken]
+    if (rows := _as_dataset(dataset, taken)) != ast.unparse(dataset):
+        texts.insert(0, "from datasets import Dataset, concatenate_datasets")
+    texts.insert(0, "from pathlib import Path")
+    written = f"{rows}.to_json(str(Path(__file__).with_name({file!r})))"
     return f"{head}\n\n{spaced([*texts, written])}\n"
+
+
+def _as_dataset(node: ast.expr, taken: Sequence[ast.stmt]) -> str:
+    """Return the expression of a dataset that has a method to write it: of a list of rows, of an object of a class of
+    the script, and of a dict of datasets, which become one."""
+    text, value = ast.unparse(node), node
+    if isinstance(node, ast.Name):
+        bound = [one.value for one in taken if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == node.id]
+        value = bound[-1] if bound else node
+    own = {one.name for one in taken if isinstance(one, ast.ClassDef)}
+    if isinstance(value, ast.Dict):
+        return f"concatenate_datasets(list({text}.values()))"
+    if isinstance(value, (ast.List, ast.ListComp)):
+        return f"Dataset.from_list({text})"
+    if isinstance(value, ast.Call) and last_name(value.func) in own:
+        return f"Dataset.from_list([{text}[number] for number in range(len({text}))])"
+    return text
 
 
 def _taken(statements: Sequence[ast.stmt], needed: set[str]) -> tuple[list[ast.stmt], set[str]]:

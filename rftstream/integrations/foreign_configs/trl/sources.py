@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +177,11 @@ class DatasetRules:
     def _changes(self, prefix: str) -> list[str]:
         """Return what the script does to rows that a run needs and no setting does. The rest is left."""
         c, found = self._c, []
+        split = c.get(f"{prefix}dataset_train_split")
+        if isinstance(split, str) and rows_of(split) is None:
+            found.append(f"the split is {split!r}")
+        if (part := c.get(f"{prefix}load_dataset.field")) is not None:
+            found.append(f"the rows are in the field {part!r}")
         for one in c.names(f"{prefix}dataset."):
             _, is_map, name = one.partition(f"{prefix}dataset.map: ")
             is_needed = name == "prompt" or self._script.reads(name) if self._samples else name in (*KNOWN, "text")
@@ -193,9 +197,6 @@ class DatasetRules:
         split, first, end = c.get(f"{prefix}dataset_train_split"), None, None
         if split is not None and (rows := rows_of(str(split))) is not None:
             split, first, end = rows
-        elif split is not None:
-            c.leave(f"{prefix}dataset_train_split = {split!r}", "give the rows by options.skip and options.size")
-            split = re.split(r"\W", str(split))[0]
         files, folder = c.get(f"{prefix}load_dataset.data_files"), c.get(f"{prefix}load_dataset.data_dir")
         source: Any = f"hf:{name}"
         if name in FORMATS:
@@ -289,6 +290,8 @@ class DatasetRules:
         named = {
             name: column for name, column in found.items() if name in KNOWN and (name != column or name == "images")
         }
+        if not self._samples:  # demonstrations have images in their messages
+            named.pop("images", None)
         if self._by_chat and not {"prompt", "messages"} & set(found):
             named = {"messages": "prompt", **named}
         return {"answer": "solution", **named} if self._by_math and "answer" not in found else named

@@ -4,9 +4,13 @@ counts in optimizer steps (evaluations, the end of a schedule), and tools."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from rftstream.integrations.foreign_configs.conversion import Conversion, share, take_dtype
+
+WITHOUT_END = 0
+"""Longest row where TRL's is None."""
 
 
 def put_model(c: Conversion) -> None:
@@ -40,6 +44,11 @@ def put_model(c: Conversion) -> None:
             "of an adapter is too high for all weights"
         )
     elif c.get("use_peft"):
+        if c.get("lora_target_modules") is None:
+            c.ask(
+                "lora_target_modules: none are named, and PEFT takes those of the model's family, of Qwen and Llama "
+                "q_proj and v_proj; all-linear stands in their place: write model.lora.targets"
+            )
         c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16, rooted="use_rslora")
 
 
@@ -79,14 +88,35 @@ def _put_lowest_rate(c: Conversion) -> None:
         c.leave(f"{kwargs}.{name} = {given[name]}", "there are constant, linear and cosine, without more settings")
 
 
+def name_longest_row(settings: dict[str, Any], of_script: Mapping[str, Any]) -> None:
+    """Give the length of the longest row TRL's name. `of_script`: the settings in a script, also those that are
+    None."""
+    for name in ("max_seq_length", "vllm_max_model_length"):  # TRL's before 0.13 and unsloth's; of unsloth's model
+        if name in settings:
+            settings.setdefault("max_length", settings.pop(name))
+    if "max_length" not in settings and "max_length" in of_script:
+        settings["max_length"] = WITHOUT_END
+
+
+def put_longest_row(c: Conversion) -> None:
+    """Write how long a row of demonstrations may be."""
+    if (longest := c.get("max_length")) == WITHOUT_END:
+        c.leave("max_length = null", "rows of any length that the model takes")
+    else:
+        c.put("model.context", longest, "max_length")
+        c.put("experts.too_long", "skip", "max_length: TRL cuts what is longer, here it is left out")
+
+
 def put_objective(c: Conversion, kind: str) -> None:
     """Write what is learned from demonstrations or pairs, and say where TRL learns more of a row."""
     if kind == "dpo":
         if c.get("loss_type", "sigmoid") not in ("sigmoid", ["sigmoid"]):
-            c.leave("loss_type", "only 'sigmoid' has a counterpart, which stands in its place")
+            c.ask(f"loss_type {c.get('loss_type')}: 'sigmoid' alone has a counterpart, and stands in its place")
         c.put("algorithms.dpo.beta", c.get("beta"), "beta")
         if smoothing := c.get("label_smoothing"):
             c.put("algorithms.dpo.label_smoothing", smoothing, "label_smoothing")
+    if kind == "sft" and (loss := c.get("loss_type", "nll")) not in ("nll", "chunked_nll"):
+        c.ask(f"loss_type {loss}: 'nll' alone has a counterpart, and stands in its place")
     if kind == "reward" and (factor := c.get("center_rewards_coefficient")):
         c.put("algorithms.reward_model.centring", factor, "center_rewards_coefficient")
     if kind == "reward":
