@@ -126,7 +126,7 @@ def _windows(steps: Steps) -> _Windows | None:
     counted = [step for step in steps if "reward" in step[1]]
     if len(counted) < LEAST_STEPS:
         return None
-    first, last = counted[:FIRST_STEPS], counted[-max(FIRST_STEPS, min(50, len(counted) // 4)) :]
+    first, last = counted[:FIRST_STEPS], counted[-max(5, min(50, len(counted) // 4)) :]
     return _Windows(_means(first), _means(last), first[-1][0], last[0][0], last[-1][0])
 
 

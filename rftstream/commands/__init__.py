@@ -65,7 +65,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "status": "rftstream.commands.views:status",
         "plot": "rftstream.commands.views:plot",
         "studio": "rftstream.commands.studio:studio",
-        "diff": "rftstream.commands.views:diff",
         "audit": "rftstream.commands.views:audit",
         "inspect": "rftstream.commands.views:inspect",
         "trace": "rftstream.commands.trace:trace",
@@ -77,6 +76,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "export": "rftstream.commands.export:export",
         "replay": "rftstream.commands.replay:replay",
         "rescore": "rftstream.commands.replay:rescore",
+        "diff": "rftstream.commands.views:diff",
     },
     "Upkeep": {
         "topics": "rftstream.commands.topics:topics",

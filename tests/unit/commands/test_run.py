@@ -122,7 +122,7 @@ def test_the_help_shows_every_command_in_its_group() -> None:
     [
         ("train", "'run'?"), ("Start", "'run'?"), ("ls", "'list'?"), ("stats", "'status'?"),
         ("drian", "'drain', which ends the run in order?"), ("stop", "'drain', which ends the run in order?"),
-        ("delte", "'delete', which removes a run?"), ("diff", "'studio'?"),
+        ("delte", "'delete', which removes a run?"), ("compare", "'diff'?"),
     ],
 )  # fmt: skip
 def test_a_command_is_understood_by_what_it_means(name: str, meant: str) -> None:

@@ -138,11 +138,11 @@ def test_what_is_deleted_while_it_is_read_is_read_again(log: SyntheticLog, monke
     read: list[Trimmed] = []
     once = audits._audit
 
-    def deleting(transport: Any, index: Any, said: Trimmed) -> AuditReport:
+    def deleting(transport: Any, index: Any, said: Trimmed, doing: Any) -> AuditReport:
         if not read:
             trim(log)
         read.append(said)
-        return once(transport, index, said)
+        return once(transport, index, said, doing)
 
     monkeypatch.setattr(audits, "_audit", deleting)
     assert without_deleted(audit(log.transport)) == whole
