@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rftstream.launch.log_files import LogEvent
 
 MOST_TOLD = 1000
+"""Newest warnings and errors that are remembered, so that none is shown twice."""
 MOST_FOLDED = 2000
 """Newest events of each process among which alike ones are found."""
 FEW = 3
 """Alike events that are shown one by one."""
-"""Newest warnings and errors that are remembered, so that none is shown twice."""
 LOOK_EVERY_S = 0.5
 
 
