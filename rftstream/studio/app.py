@@ -53,7 +53,7 @@ PAGES = {
     "/problems/{taskset}/{problem:count}": RunPage(run_pages.problem, "problem.html", "problems"),
     "/versions": RunPage(run_pages.versions, "versions.html", "versions", "Checkpoints"),
     "/versions/{version:count}": RunPage(run_pages.version, "version.html", "versions"),
-    "/batches/{batch:count}": RunPage(run_pages.batch),
+    "/batches/{batch:count}": RunPage(rollout_pages.batch),
     "/evaluations": RunPage(list_pages.evaluations, "evaluations.html", "evaluations", "Evaluations"),
     "/evaluations/{evaluation}": RunPage(list_pages.evaluation, "evaluation.html", "evaluations"),
     "/dead": RunPage(run_pages.dead, "dead.html", "dead", "Dead letters"),

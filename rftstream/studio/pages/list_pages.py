@@ -83,6 +83,7 @@ def rollouts(page: PageOfRun) -> Values:
         "fates": FATES,
         "statuses": STATUSES,
         "tools": list_tools(page.catalog),
+        "is_trained": any(step.batch_sequence == wanted.groups.batch for step in page.history.steps),
         "tasksets": list_tasksets(page.catalog),
         "after": "" if found.after is None else ",".join(map(repr, found.after)),
     }

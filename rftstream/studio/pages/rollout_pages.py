@@ -10,14 +10,23 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.rollouts import Segment
 from rftstream.errors import ConfigError
-from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_batch, find_group
+from rftstream.queries.catalog.finding import (
+    GroupRow,
+    RolloutRow,
+    find_batch,
+    find_batches,
+    find_group,
+    find_letters_page,
+)
+from rftstream.queries.catalog.listing import RolloutFilter, find_rollouts
+from rftstream.queries.catalog.problems import list_tasksets
 from rftstream.queries.people.feedback import judged_text
 from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages, read_group
 from rftstream.queries.records.rollout_view import MAX_TOKENS, ShownRollout, TokenRow, list_tokens, read_rollout
 from rftstream.queries.records.shown import CompletionReader
 from rftstream.queries.traces.lineage import parse_target
 from rftstream.runs.folder import OpenRun
-from rftstream.studio.pages.list_pages import reward_limits
+from rftstream.studio.pages.list_pages import asked_text, reward_limits
 from rftstream.studio.pages.page import PageOfRun, Values
 from rftstream.studio.token_colors import COLORINGS, color_tokens
 from rftstream.studio.voting import judgements_of
@@ -121,26 +130,55 @@ def rollout_text(page: PageOfRun) -> Response:
 
 
 def find(page: PageOfRun) -> Response:
-    """Open the page of the id in the search field: that of a rollout, a group, a problem, a batch or a version. What
-    cannot be an id is looked for in answers."""
-    text = page.asked("id").strip()[:200]
+    """Open the page of the id in the search field: that of a rollout, a group, a problem, a batch, a version, a dead
+    letter or a taskset. What is none of them is looked for in answers."""
+    text = asked_text(page, "id")
     try:
         target = parse_target(text)
     except ConfigError as error:
-        if not set(text) & set("/:@") and not text.isdecimal():
-            return RedirectResponse(page.href("rollouts", text=text), 303)
-        raise HTTPException(404, str(error).removeprefix("trace: ")) from None
+        return _found_text(page, text, str(error).removeprefix("trace: "))
+    if target.kind == "batch":
+        return open_batch(page, target.batch)
     pages: dict[str, tuple[object, ...]] = {
         "rollout": ("rollouts", target.group_id, target.sibling),
         "group": ("groups", target.group_id),
-        "batch": ("versions", target.batch + 1),
         "version": ("versions", target.version),
     }
     if target.problem.count("/") == 1:  # its taskset and number
         pages["problem"] = ("problems", target.problem)
+    if target.kind == "record" and find_letters_page(page.catalog, page.moment, ids=[text], limit=1):
+        pages["record"] = ("dead", text)
     if target.kind not in pages:
-        raise HTTPException(404, f"{text}: {target.kind}s have no page; `rftstream trace` shows it")
+        return _found_text(page, text, f"{text}: {target.kind}s have no page; `rftstream trace` shows it")
     return RedirectResponse(page.href(*pages[target.kind]), 303)
+
+
+def _found_text(page: PageOfRun, text: str, problem: str) -> Response:
+    """Show the problems of the taskset with this name, or the answers that have the text. HTTPException with the
+    problem for what looks like an id, unless an answer has it."""
+    if text in list_tasksets(page.catalog):
+        return RedirectResponse(page.href("problems", taskset=text), 303)
+    looks_like_id = set(text) & set("/:@") or text.isdecimal()
+    if looks_like_id and not find_rollouts(page.catalog, page.moment, RolloutFilter(text=text), limit=1).rollouts:
+        raise HTTPException(404, problem)
+    return RedirectResponse(page.href("rollouts", text=text), 303)
+
+
+def open_batch(page: PageOfRun, number: int) -> Response:
+    """Open the version that a batch made, or the rollouts of a batch that is not trained yet. HTTPException if there is
+    no such batch."""
+    if number < page.history.version:
+        return RedirectResponse(page.href("versions", number + 1), 303)
+    if find_batch(page.catalog, page.moment, number):
+        return RedirectResponse(page.href("rollouts", batch=number), 303)
+    newest = find_batches(page.catalog, page.moment, limit=1)
+    known = f"the newest is batch {newest[0].batch}" if newest else "there is none yet"
+    raise HTTPException(404, f"no batch {number} in this run at this moment; {known}")
+
+
+def batch(page: PageOfRun) -> Response:
+    """Open the page of the batch in the address."""
+    return open_batch(page, page.request.path_params["batch"])
 
 
 def asked_group(page: PageOfRun) -> GroupRow:

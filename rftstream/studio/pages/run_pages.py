@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
 
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.records import TopicPartition
@@ -251,11 +250,6 @@ def _sections(step: StepRecord) -> dict[str, list[tuple[str, float]]]:
         section, slash, rest = name.partition("/")
         found[section if slash else ""].append((rest if slash else name, value))
     return dict(sorted(found.items()))
-
-
-def batch(page: PageOfRun) -> Response:
-    """Show a batch as part of the version that it made."""
-    return RedirectResponse(page.href("versions", page.request.path_params["batch"] + 1), 302)
 
 
 def dead(page: PageOfRun) -> Values:
