@@ -14,6 +14,7 @@ import jinja2
 from rftstream.queries.catalog.finding import GroupRow
 from rftstream.queries.curves.evaluations import trust_text, unscored_text
 from rftstream.queries.formatting import duration, number, plural, size, staleness_text
+from rftstream.studio.table_heads import HEADS
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
 """Sign before the name of a fate, so that fates differ in more than their colour."""
@@ -42,11 +43,12 @@ def environment() -> jinja2.Environment:
         "json_text": json_text,
         "excerpt": excerpt,
         "aligned": aligned,
+        "precise": precise,
         "unscored": unscored_text,
         "trust": trust_text,
         "why": why,
     }
-    found.globals |= {"signs": SIGNS, "address": address, "shade": shade}
+    found.globals |= {"signs": SIGNS, "heads": HEADS, "address": address, "shade": shade}
     return found
 
 
@@ -82,6 +84,12 @@ def aligned(value: float) -> str:
     """Return a number with three decimals, as its neighbours in a column have; very small and large ones as
     elsewhere."""
     return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 10_000 else number(value)
+
+
+def precise(value: float) -> str:
+    """Return a number that stands alone: with up to six decimals, and without zeros at its end."""
+    text = number(value, 6)
+    return text.rstrip("0") if "." in text and "e" not in text else text
 
 
 def why(group: GroupRow) -> str:
