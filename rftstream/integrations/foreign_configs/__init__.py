@@ -3,11 +3,12 @@
 In the order of reading:
 
     conversion  the target of a system's rules, and the report on each setting
-    reading     YAML, TOML and shell scripts as flat settings
-    trl/scopes, beside, maps, rows, loaded, script     a training script of TRL
-    trl/rest                            what no rule reads of it
-    trl/modules                         what is copied out of it
-    trl/files, sources, losses, training, rules
+    reading     YAML and TOML as flat settings
+    shell       scripts that launch a training
+    trl/scripts/scopes, beside, maps, rows, loaded, values, reader     a training script of TRL
+    trl/scripts/rest                    what no rule reads of it
+    trl/scripts/modules, slices         what is copied out of it
+    trl/files, sources, losses, rewards, training, rules
     verl_losses, verl
     prime_rl
 

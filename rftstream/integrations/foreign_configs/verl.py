@@ -14,15 +14,8 @@ from typing import Any
 from rftstream.data.tasksets.arrow import describe_parquet
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, section_name, share
-from rftstream.integrations.foreign_configs.reading import (
-    interpolated,
-    merged,
-    read_branches,
-    read_named_config,
-    read_overrides,
-    read_yaml,
-    tables_of,
-)
+from rftstream.integrations.foreign_configs.reading import interpolated, merged, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.shell import read_branches, read_named_config, read_overrides
 from rftstream.integrations.foreign_configs.verl_losses import ACTOR, put_loss
 
 ROLLOUT = "actor_rollout_ref.rollout"

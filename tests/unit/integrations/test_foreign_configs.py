@@ -24,6 +24,7 @@ from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.integrations.foreign_configs import MOST_GPUS, convert_config, prime_rl, verl
 from rftstream.integrations.foreign_configs.conversion import Conversion
 from rftstream.integrations.foreign_configs.trl import rules as trl
+from rftstream.integrations.foreign_configs.trl.rewards import PLACEHOLDER
 from rftstream.integrations.foreign_configs.trl.sources import BARE
 from rftstream.models import machine
 from rftstream.models.folders.folder import prepare_model
@@ -198,7 +199,7 @@ def test_rewards_that_a_yaml_names_are_looked_up_in_the_scripts_table(tmp_path: 
         "GRPOTrainer(model.model_name_or_path, rewards_of(script), args=training)\n"
     )
     yaml = f"model_name_or_path: {MODEL}\nreward_funcs: [s, NAME]\nreward_weights: [1, 2]\n"
-    for name, found in (("r", "train_rewards:right"), ("no", f"train_rewards:{trl.PLACEHOLDER}")):
+    for name, found in (("r", "train_rewards:right"), ("no", f"train_rewards:{PLACEHOLDER}")):
         done = called(
             "convert-config", "trl", *written(tmp_path, {"train.py": script, "a.yaml": yaml.replace("NAME", name)})
         )
@@ -270,7 +271,7 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (OWN, CHATS, "num_generations=int(os.environ['N'])", {"feeder.group_size": 8},
          ("num_generations: could not", "line 7: os.environ['N']; 8 stands in its place")),
         ("accuracy_reward = lambda completions: [0.0]\n", CHATS, "", {"reward": "train_rewards:accuracy_reward"}, ()),
-        ("accuracy_reward = made()\n", CHATS, "", {"reward": f"train_rewards:{trl.PLACEHOLDER}"},
+        ("accuracy_reward = made()\n", CHATS, "", {"reward": f"train_rewards:{PLACEHOLDER}"},
          ("line 4: made()): put a reward's name",)),
         (OWN, f"{ROWS}.map(lambda row: {{'prompt': f'Sort {{row[\"q\"]}}!', 'level': row['grade']}})", "",
          {"options": {"template": "Sort {q}!"}, "columns": None}, ()),
@@ -497,12 +498,12 @@ def test_a_yaml_without_a_reward_has_a_placeholder_that_check_refuses(tmp_path: 
     (file,) = written(tmp_path, {"grpo.yaml": head + held_out})
     done = convert_config("trl", [file], trainer="grpo")
     assert "tasksets.train.reward" not in [one.key for one in done.taken]
-    assert any(trl.PLACEHOLDER in one for one in done.to_do)
+    assert any(PLACEHOLDER in one for one in done.to_do)
     evaluation = tomllib.loads(done.run_file)["evaluations"]["held-out"]
     assert evaluation["source"] == "hf:org/x" and evaluation["every"] == 7
     assert evaluation["options"] == {"subset": "main", "split": "held"}
     (run,) = written(tmp_path, {"run.toml": done.run_file})
-    assert any(trl.PLACEHOLDER in one for one in check(loader.load([run], env={})).errors)
+    assert any(PLACEHOLDER in one for one in check(loader.load([run], env={})).errors)
 
 
 def test_demonstrations_are_shuffled_as_the_trainer_does_and_a_share_is_held_out(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rftstream.integrations.foreign_configs.conversion import many
-from rftstream.integrations.foreign_configs.reading import Launch, read_launch, read_yaml
+from rftstream.integrations.foreign_configs.reading import read_yaml
+from rftstream.integrations.foreign_configs.shell import Launch, read_launch
 
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder", "videofolder")
 """Formats of files, which `load_dataset` takes in the place of a dataset's name."""

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
-from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, ConvertedModule, many, share
+from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, share
 from rftstream.integrations.foreign_configs.reading import lifted, merged, read_yaml, tables_of
 from rftstream.integrations.foreign_configs.trl.files import MORE_PROCESSES, launched_files, take_processes
 from rftstream.integrations.foreign_configs.trl.losses import put_correction, put_loss
-from rftstream.integrations.foreign_configs.trl.modules import UNREAD, Script
-from rftstream.integrations.foreign_configs.trl.script import ScriptReader
+from rftstream.integrations.foreign_configs.trl.rewards import RewardRules
+from rftstream.integrations.foreign_configs.trl.scripts.modules import Script
+from rftstream.integrations.foreign_configs.trl.scripts.reader import ScriptReader
 from rftstream.integrations.foreign_configs.trl.sources import DatasetRules, with_evaluation
 from rftstream.integrations.foreign_configs.trl.training import (
     evaluated_every,
@@ -33,11 +34,6 @@ from rftstream.integrations.foreign_configs.trl.training import (
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
-PLACEHOLDER = "write_this_reward"
-"""Name of a function that is not there, so that `check` refuses the run file."""
-TRLS_REWARDS = ("think_format_reward",)
-"""Rewards that TRL's command line has under names without a module, beside those that have a counterpart."""
-REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math"}
 
 
 def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
@@ -133,12 +129,15 @@ class _TrlRules:
         self._processes = processes
         self._module = re.sub(r"\W", "_", path.stem)  # train-grpo.py is no name of a module
         self._samples = kind in ("grpo", "rloo")
-        rewards = many(conversion.get("reward_funcs") or []) if self._samples else []
-        by_math = any(self._named_here(one) == "math" for one in rewards)
-        by_chat = by_math or any(self._is_theirs(one) for one in rewards)
-        self._datasets = DatasetRules(conversion, script, path, samples=self._samples, by_math=by_math, by_chat=by_chat)
-        self.asked = self._datasets.asked
+        self.asked: set[str] = set()
         """Arguments of the trainer that the user is asked to write."""
+        self._rewards = RewardRules(conversion, script, path, self._module, self.asked)
+        rewards = many(conversion.get("reward_funcs") or []) if self._samples else []
+        by_math = any(self._rewards.named_here(one) == "math" for one in rewards)
+        by_chat = by_math or any(self._rewards.is_theirs_of_chats(one) for one in rewards)
+        self._datasets = DatasetRules(
+            conversion, script, path, self.asked, samples=self._samples, by_math=by_math, by_chat=by_chat
+        )
 
     def apply(self) -> None:
         c = self._c
@@ -288,15 +287,15 @@ class _TrlRules:
         for key, value in self._train.settings.items():
             c.put(f"{taskset}.{key}", value, self._train.there if key == "options" else "train_dataset")
         c.put(f"{taskset}.shuffle", c.get("shuffle_dataset"), "shuffle_dataset")
-        self._put_rewards(taskset, "reward_funcs, reward_weights")
+        self._rewards.put(taskset, "reward_funcs, reward_weights")
         is_evaluated = c.get("eval_dataset_name") or "eval_dataset" in self._script.unreadable
         if tools := put_tools(c, [taskset, *(["evaluations.held-out"] if is_evaluated else [])], self._module):
-            self._copy(tools, f"{self._module}_tools")
+            self._rewards.copy(tools, f"{self._module}_tools")
         if is_evaluated:
             held_out = self._datasets.source("eval_")
             for key, value in held_out.settings.items():
                 c.put(f"evaluations.held-out.{key}", value, held_out.there if key == "options" else "eval_dataset")
-            self._put_rewards("evaluations.held-out", "reward_funcs")
+            self._rewards.put("evaluations.held-out", "reward_funcs")
             self._evaluated("evaluations.held-out.every")
             c.put(
                 "evaluations.held-out.n",
@@ -318,102 +317,6 @@ class _TrlRules:
         else:
             no = " (default of TRL), which does not evaluate" if there.endswith("'no'") else ""
             c.put(key, 50, f"{there}{no}: not known in versions")
-
-    def _put_rewards(self, section: str, there: str) -> None:
-        """Write the rewards of a section, or a placeholder that `check` refuses."""
-        c = self._c
-        named, weights = many(c.get("reward_funcs") or []), c.get("reward_weights")
-        if weights is not None and len(weights) != len(named):
-            c.ask(f"reward_weights {weights}: {len(named)} rewards were read, so write each one's weight by hand")
-            weights = [*weights, *[1.0] * len(named)][: len(named)]
-        rewards: list[dict[str, Any]] = []
-        own: list[str] = []
-        imported: list[str] = []
-        unread: list[str] = []
-        for number, one in enumerate(named):
-            if isinstance(one, dict) and UNREAD in one:
-                unread.append(one[UNREAD])
-                name: str | None = f"{self._module}_rewards:{PLACEHOLDER}"
-            else:
-                name = self._reward(one, own, imported, None if weights is None else weights[number])
-            if name is not None:
-                weight = {} if weights is None else {"weight": float(weights[number])}
-                rewards.append({"name": name, **weight})
-        if own:
-            self._copy(own, f"{self._module}_rewards")
-        if imported:
-            c.ask(f"{', '.join(dict.fromkeys(imported))} must be importable where the run file lies")
-        if not rewards:
-            unread.append(self._script.unreadable.get("reward_funcs", "none is named"))
-            rewards = [{"name": f"{self._module}_rewards:{PLACEHOLDER}"}]
-        for place in unread:
-            self.asked.add("reward_funcs")
-            c.ask(
-                f"the reward could not be read ({place}): put a reward's name or module:function in the place of "
-                f'"{self._module}_rewards:{PLACEHOLDER}"'
-            )
-        value = rewards[0]["name"] if len(rewards) == 1 and len(rewards[0]) == 1 else rewards
-        (c.put_placeholder if unread else c.put)(f"{section}.reward", value, there)
-
-    def _copy(self, names: list[str], module: str) -> None:
-        """Copy functions of the script to a module beside the run file."""
-        c, code = self._c, self._script.code
-        if code is None or any(one.name == f"{module}.py" for one in c.modules):
-            return
-        text, missing = code.copy(names)
-        about = f"{', '.join(names)} with what is used, copied from {self._path.name}"
-        about += "".join(f"; {theirs} is called {ours} there" for theirs, ours in code.renamed.items())
-        c.modules.append(ConvertedModule(f"{module}.py", text, about))
-        if missing:
-            c.ask(f"{module}.py uses {', '.join(missing)}, which only the script's run makes: write that there")
-
-    def _named_here(self, one: Any) -> str | None:
-        """Return the name of our reward in the place of one of TRL's, if there is one."""
-        return REWARDS.get(str(one).rpartition(":")[2]) if self._is_theirs(one) else None
-
-    def _is_theirs(self, one: Any) -> bool:
-        """Return whether a reward is one of TRL's that read what the assistant said in messages."""
-        module, _, name = str(one).rpartition(":")
-        is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)
-        return is_theirs and (name in REWARDS or name in TRLS_REWARDS)
-
-    def _reward(self, one: Any, own: list[str], imported: list[str], weight: float | None) -> str | None:
-        """Return the name here of one reward, or None if it becomes a setting. `own` gets the script's functions,
-        `imported` those of other modules."""
-        c = self._c
-        if isinstance(one, dict) and "model" in one:
-            c.put("rewards.reward_model.path", one["model"], "reward_funcs: a model")
-            return "reward_model"
-        module, _, name = str(next(iter(one)) if isinstance(one, dict) else one).rpartition(":")
-        is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)
-        if name == "get_soft_overlong_punishment" and is_theirs:
-            most = one[name] if isinstance(one, dict) else {"max_completion_len": 1280, "soft_punish_cache": 256}
-            longest, place = most["max_completion_len"], f"algorithms.{c.algorithm}.overlong"
-            c.put(
-                f"{place}_share", most["soft_punish_cache"] / longest, f"{name}: soft_punish_cache / max_completion_len"
-            )
-            if weight is not None:
-                c.put(f"{place}_penalty", float(weight), f"reward_weights, of {name}")
-            if longest != c.get("max_completion_length"):
-                c.ask(f"{name} is about {longest} tokens, here the share is that of sampling.max_tokens")
-            return None
-        if is_theirs and name in TRLS_REWARDS:
-            module = "trl.rewards"
-        if (here := self._named_here(one)) is not None:
-            return here
-        if not module and "." in name:
-            module, _, name = name.rpartition(".")
-        if module:
-            is_theirs = module.partition(".")[0] == "trl"
-            if is_theirs:
-                c.ask(f"{module}:{name} needs TRL beside rftstream: pip install trl")
-            else:
-                imported.append(f"{module}:{name}")
-            return f"{module}:{name}"
-        if self._script.code is None:
-            c.ask(f"copy {name}, with what it uses, to {self._module}_rewards.py beside the run file")
-        own.append(name)
-        return f"{self._module}_rewards:{name}"
 
     # ------------------------------------------------------------------------------------ SFT, DPO, reward
 

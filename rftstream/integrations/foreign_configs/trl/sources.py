@@ -18,7 +18,7 @@ from rftstream.integrations.foreign_configs.trl.files import (
     rows_of,
     source_of,
 )
-from rftstream.integrations.foreign_configs.trl.modules import Script
+from rftstream.integrations.foreign_configs.trl.scripts.modules import Script
 
 KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected", "images")
 OURS = {"solution": "answer", "ground_truth": "answer", "image": "images"}
@@ -60,14 +60,20 @@ class DatasetRules:
     """The rules for the datasets of one script or YAML. `source` is called for each of them."""
 
     def __init__(
-        self, conversion: Conversion, script: Script, path: Path, *, samples: bool, by_math: bool, by_chat: bool
+        self,
+        conversion: Conversion,
+        script: Script,
+        path: Path,
+        asked: set[str],
+        *,
+        samples: bool,
+        by_math: bool,
+        by_chat: bool,
     ) -> None:
-        """`by_math`: whether a reward of TRL compares with the column `solution`; `by_chat`: whether one of TRL reads
-        messages, so that prompts are lists of messages."""
+        """`asked` gets the datasets that the user is asked to write. `by_math`: whether a reward of TRL compares with
+        the column `solution`; `by_chat`: whether one of TRL reads messages, so that prompts are lists of messages."""
         self._c, self._script, self._path = conversion, script, path
-        self._samples, self._by_math, self._by_chat = samples, by_math, by_chat
-        self.asked: set[str] = set()
-        """Arguments of the trainer that the user is asked to write."""
+        self._asked, self._samples, self._by_math, self._by_chat = asked, samples, by_math, by_chat
 
     def source(self, prefix: str) -> SourceOfRows:
         """Return what is known of a dataset, or a placeholder for it. `prefix`: `eval_`, or nothing for training."""
@@ -87,7 +93,7 @@ class DatasetRules:
             c.ask(
                 f"{whole}: {place} could not be read; what the script changes in rows of {name} is not in the run file"
             )
-            self.asked.add(whole)
+            self._asked.add(whole)
         source, split, limits = self._place(prefix, name)
         scheme, _, location = str(source).partition(":")
         of_hub = {
@@ -168,7 +174,7 @@ class DatasetRules:
     def held_out(self, prefix: str = "") -> float | None:
         """Return the share that `train_test_split` holds out, as far as the script says it."""
         split: Mapping[str, Any] | None = self._c.get(f"{prefix}dataset.train_test_split")
-        if split is None or f"{prefix or 'train_'}dataset" in self.asked:  # the rows that the user writes are divided
+        if split is None or f"{prefix or 'train_'}dataset" in self._asked:  # the rows that the user writes are divided
             return None
         test, train = split.get("test_size"), split.get("train_size")
         share = test if test is not None else 0.25 if train is None else 1 - train
@@ -252,7 +258,7 @@ class DatasetRules:
     def _by_hand(self, prefix: str, place: str, *, is_loaded: bool = False, shows_images: bool = False) -> str:
         """Ask the user for a file with the rows of a dataset, and return the source that reads it. `is_loaded`: the
         rows as they are loaded, not as the trainer gets them. `shows_images`: that have images, which are no JSON."""
-        self.asked.add(f"{prefix or 'train_'}dataset")
+        self._asked.add(f"{prefix or 'train_'}dataset")
         form, kind = ("parquet", "a Parquet file") if shows_images else ("jsonl", "JSON lines")
         lines, method = rows_file(self._path, prefix), "to_parquet" if shows_images else "to_json"
         file = lines.replace(".jsonl", f".{form}")

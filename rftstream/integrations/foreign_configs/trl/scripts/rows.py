@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from rftstream.integrations.foreign_configs.trl.beside import Values
-from rftstream.integrations.foreign_configs.trl.maps import (
+from rftstream.integrations.foreign_configs.trl.scripts.beside import Values
+from rftstream.integrations.foreign_configs.trl.scripts.maps import (
     PLACE,
     UNKNOWN_COLUMNS,
     Column,
@@ -23,7 +23,7 @@ from rftstream.integrations.foreign_configs.trl.maps import (
     Value,
     mapped,
 )
-from rftstream.integrations.foreign_configs.trl.scopes import (
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import (
     DEFINITIONS,
     Scope,
     UnreadableExpression,

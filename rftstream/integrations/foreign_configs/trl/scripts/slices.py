@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rftstream.integrations.foreign_configs.trl.modules import RUNS, names_in, spaced
-from rftstream.integrations.foreign_configs.trl.scopes import DEFINITIONS, last_name, root_name
+from rftstream.integrations.foreign_configs.trl.scripts.modules import RUNS, names_in, spaced
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import DEFINITIONS, last_name, root_name
 
 RANDOM = frozenset(("random", "np", "numpy", "rng"))
 """Names whose draws depend on those before."""

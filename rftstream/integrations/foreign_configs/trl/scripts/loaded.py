@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from rftstream.integrations.foreign_configs.reading import read_yaml
-from rftstream.integrations.foreign_configs.trl.beside import Values
-from rftstream.integrations.foreign_configs.trl.modules import Script
-from rftstream.integrations.foreign_configs.trl.rest import HARMLESS
-from rftstream.integrations.foreign_configs.trl.scopes import UNKNOWN, Scope, UnreadableExpression, last_name
+from rftstream.integrations.foreign_configs.trl.scripts.beside import Values
+from rftstream.integrations.foreign_configs.trl.scripts.modules import Script
+from rftstream.integrations.foreign_configs.trl.scripts.rest import HARMLESS
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import UNKNOWN, Scope, UnreadableExpression, last_name
 
 NO_WORDS = ("[]", "''", "()", "None", "sys.argv[1:]", "args", "argv")
 """Arguments of `parse_args` with which it parses what the launch gives, or nothing."""

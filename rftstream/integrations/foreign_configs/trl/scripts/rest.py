@@ -11,8 +11,8 @@ import ast
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rftstream.integrations.foreign_configs.reading import tables_of
-from rftstream.integrations.foreign_configs.trl.rows import UNCHANGED
-from rftstream.integrations.foreign_configs.trl.scopes import (
+from rftstream.integrations.foreign_configs.trl.scripts.rows import UNCHANGED
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import (
     DEFINITIONS,
     UNKNOWN,
     UnreadableExpression,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rftstream.integrations.foreign_configs.trl.beside import Values
-from rftstream.integrations.foreign_configs.trl.scopes import (
+from rftstream.integrations.foreign_configs.trl.scripts.beside import Values
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import (
     DEFINITIONS,
     UNKNOWN,
     Binding,

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from rftstream.integrations.foreign_configs.trl.scopes import Scope, UnreadableExpression, attributes_of, fields_of
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import (
+    Scope,
+    UnreadableExpression,
+    attributes_of,
+    fields_of,
+)
 
 DEEPEST = 10
 """Modules that a name may be handed through."""

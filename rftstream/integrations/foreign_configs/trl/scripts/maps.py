@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.integrations.foreign_configs.trl.beside import Values
-from rftstream.integrations.foreign_configs.trl.scopes import (
+from rftstream.integrations.foreign_configs.trl.scripts.beside import Values
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import (
     DEFINITIONS,
     UNKNOWN,
     Binding,

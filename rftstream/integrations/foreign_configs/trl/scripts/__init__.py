@@ -1,0 +1,1 @@
+"""Reads training scripts of TRL without running them."""
