@@ -2,6 +2,7 @@
 
 Each sign is a function of the history alone, as in `algorithms.reward_signs`. A sign is a reason to look, not a proof.
 
+    lr           the newest steps have learned nothing, by a learning rate of 0
     truncated    a token limit ends most completions, and no fewer than at first
     no_signal    no step has had a learning signal yet, or none for some steps
     collapsed    the reward, or else an evaluation, is far below what it was
@@ -65,6 +66,7 @@ def find_training_signs(
     if not steps:
         return ()
     return (
+        *_no_lr(steps),
         *_truncated(steps),
         *_no_signal(steps, config),
         *(tuple(_collapsed(steps)) or _collapsed_evaluations(evaluations, config)),
@@ -72,6 +74,15 @@ def find_training_signs(
         *_length(steps),
         *_evaluations(steps, evaluations, config),
     )
+
+
+def _no_lr(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+    if len(steps) < WINDOW or (ends := _ends(steps, "lr")) is None:
+        return
+    ((first, last),) = ends
+    if last == 0:
+        why = "set trainer.lr" if first == 0 else f"trainer.lr_schedule has brought it there from {number(first)}"
+        yield Sign("lr", "trainer.lr", f"the newest steps have a learning rate of 0, so nothing is learned: {why}")
 
 
 def _truncated(steps: Sequence[StepRecord]) -> Iterator[Sign]:

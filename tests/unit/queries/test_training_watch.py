@@ -56,6 +56,9 @@ def found(*args: object) -> dict[str, Sign]:
         (steps(60, WELL), set()),
         (steps(1, DEAD, without=1), {"truncated", "no_signal"}),
         (steps(3, DEAD, without=3), {"truncated", "no_signal"}),
+        (steps(60, {**WELL, "lr": (0.0, 0.0)}), {"lr"}),
+        (steps(4, {"lr": (0.0, 0.0)}), set()),  # warming up
+        (steps(60, {**WELL, "lr": (1e-3, 0.0)}), set()),  # its last step alone
         (steps(60, DEAD, without=60), {"truncated"}),  # `no_signal` of the status tells it by now
         (steps(30, WELL, without=4), set()),
         (steps(30, WELL, without=6), {"no_signal"}),
@@ -75,6 +78,13 @@ def found(*args: object) -> dict[str, Sign]:
 )
 def test_signs_of_steps(run: list[StepRecord], kinds: set[str]) -> None:
     assert found(run, []).keys() == kinds
+
+
+def test_a_learning_rate_of_0_is_told_with_who_set_it() -> None:
+    (sign,) = found(steps(60, {"lr": (0.0, 0.0)}), []).values()
+    assert sign.text.endswith("so nothing is learned: set trainer.lr")
+    (sign,) = found([*steps(5, {"lr": (1e-3, 1e-3)}), *steps(6, {"lr": (0.0, 0.0)})], []).values()
+    assert sign.text.endswith("trainer.lr_schedule has brought it there from 0.001")
 
 
 def test_a_reward_that_collapsed_is_told_with_the_version() -> None:
