@@ -21,6 +21,8 @@ MANY_CUT = 0.1
 """Share of completions cut off by a token limit from which the limit is named as a cause."""
 COLLAPSED = 1e-3
 """Entropy in nats per token below which siblings are the same completion."""
+COLD = 0.2
+"""Temperature up to which siblings are nearly the same."""
 FLAT = 1e-6
 """A standard deviation below this share of the mean is rounding."""
 
@@ -64,14 +66,16 @@ def find_no_signal(values: Mapping[str, float], config: RunConfig) -> NoSignal |
 
 def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
     """Describe the rewards of a step without signal and the possible causes, the likeliest first."""
-    reward = values.get("reward", 0.0)
+    reward, temperature = values.get("reward", 0.0), config.sampling.temperature
+    how = "" if temperature == 0 else "nearly "
+    cold = [f"sampling.temperature is {temperature:.4g}, which makes siblings {how}the same"]
     causes = []
     if not _is_flat(values):
         found = "rewards differ between problems, and never inside a group"
         if config.feeder.group_size == 1:
             causes.append("feeder.group_size is 1, and a group of one has no spread")
-        elif config.sampling.temperature == 0:
-            causes.append("sampling.temperature is 0, which makes siblings the same")
+        elif temperature <= COLD:
+            causes += cold
         causes.append("the reward does not look at the completion")
         causes.append("each problem is solved always or never: others, or a larger feeder.group_size")
     elif reward == 0:
@@ -90,6 +94,8 @@ def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
     if (cut := values.get("truncated_share", 0.0)) >= MANY_CUT:
         at = 0 if not _is_flat(values) else 1
         causes.insert(at, f"{cut:.0%} of the completions are cut off at sampling.max_tokens, perhaps before the answer")
+    if _is_flat(values) and reward != 1 and temperature <= COLD:
+        causes += cold
     if reward != 1 and values.get("entropy", 1.0) < COLLAPSED:
         causes.insert(0, "the policy says one thing alone, as after a too high trainer.lr: begin anew with a lower one")
     return f"{found}. Likely causes: {'; or '.join(causes)}"

@@ -74,6 +74,7 @@ def test_of_several_algorithms_all_have_to_be_without(others: str, needs: str) -
     ({"reward": 0.25, "part/a": 0.25, "part/b": 0.0}, {}, "every reward is 0.25 (a 0.25, b 0). Likely causes: "),
     ({"reward": 0.5, "reward_std": 0.5}, {}, "never inside a group. Likely causes: the reward does not look at the"),
     ({"reward": 0.5, "reward_std": 0.5}, {"sampling__temperature": 0.0}, "Likely causes: sampling.temperature is 0"),
+    ({}, {"sampling__temperature": 0.01}, "; or sampling.temperature is 0.01, which makes siblings nearly the same"),
     ({"reward": 0.5, "reward_std": 0.5}, {"feeder__group_size": 1}, "Likely causes: feeder.group_size is 1"),
 ])  # fmt: skip
 def test_the_likely_causes(values: dict[str, float], settings: dict[str, Any], says: str) -> None:
