@@ -58,7 +58,7 @@ class RunLine(Report):
     version: int | None = None
     steps: int | None = None
     reward: float | None = None
-    """Mean reward of the last step."""
+    """Mean reward of the last tenth of the steps, as the end of a run and the studio tell it."""
     created_at: float | None = None
     error: str | None = None
     """Why the other fields are unknown."""
@@ -259,7 +259,6 @@ def _run_line(folder: RunFolder) -> RunLine:
         if not goes_on and control.finished is None:
             elsewhere = look_elsewhere(control, run.transport, time.time())
             goes_on = elsewhere is not None and elsewhere.goes_on
-        rewards = history.rewards()
         return RunLine(
             name=folder.run_id,
             folder=str(folder.path),
@@ -267,7 +266,7 @@ def _run_line(folder: RunFolder) -> RunLine:
             stopped=ending_of(control, folder, goes_on),
             version=history.version,
             steps=config.steps,
-            reward=rewards[-1] if rewards else None,
+            reward=history.reward_ends()[1] if history.rewards() else None,
             created_at=control.manifest.created_at if control.manifest else None,
         )
     except RftError as error:

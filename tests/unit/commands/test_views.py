@@ -200,6 +200,17 @@ def test_list_runs_and_parts(run: Path) -> None:
     assert [part["name"] for part in called("list", "algorithms")][:3] == ["grpo", "dr_grpo", "dapo"]
 
 
+def test_list_runs_tells_the_reward_that_the_end_of_a_run_tells(run: Path) -> None:
+    transport = EmbeddedTransport(RunFolder(run).log)
+    log = SyntheticLog(transport)
+    for version in range(2, 21):
+        log.trained[version] = version
+        log.step(version, metrics={"reward": version / 100}, at=10.0 + version)
+    transport.close()
+    (line,) = called("list", "runs", "--folder", run.parent)
+    assert (line["version"], line["reward"]) == (20, pytest.approx((0.19 + 0.20) / 2))
+
+
 def test_check(run_file: Path) -> None:
     report = called("check", run_file)
     assert report["ok"] is True
