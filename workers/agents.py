@@ -30,7 +30,7 @@ from rftstream.roles.explorer.model_calls import CallInbox
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.runs.folder import RunFolder
 from rftstream.service.role import RoleContext
-from workers.parts import context_length
+from workers.parts import context_length, environment_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def agent_parts(
     agents_places = _of_agents(context.config, places)
     if not agents_places:
         return None
-    settings, inbox = context.config.explorer, CallInbox(ring)
+    settings, inbox, version_of = context.config.explorer, CallInbox(ring), environment_versions(context.config)
     loop.policy, agents_policy = share_policy(policy, lambda request_id: "/call/" not in request_id)
     agents = AgentLoop(
         policy=agents_policy,
@@ -78,6 +78,7 @@ def agent_parts(
         explorer=context.process,
         now=context.clock.now,
         check_form=checker_of(policy_name),
+        version_of=lambda name, environment: version_of(places.get(name, ""), environment),
     )
     keys = None if context.simulated else _keys(context)
     server = None if keys is None else _start_gateway(context, spec, inbox, keys, address)

@@ -27,6 +27,7 @@ from rftstream.models.vision.image_tokens import check_takes_images, image_cache
 from rftstream.policies.base import Policy
 from rftstream.policies.colocated import EngineShare, SleepingPolicy
 from rftstream.rewards.base import Scorer
+from rftstream.rewards.version import environment_version
 from rftstream.roles.buffer.demonstrations import DemonstrationQueue
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.trainer.training import Training
@@ -87,10 +88,12 @@ def turn_loop(
     if policy_spec.is_joined:
         more |= {"desk": context.desk, "max_concurrent": max_concurrent}
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)
+    version_of = environment_versions(config)
     loop = TurnLoop(
         policy=policy,
         renderer=renderer,
-        make_environment=environment_maker(config),
+        make_environment=environment_maker(config, version_of),
+        version_of=version_of,
         context=context_length(spec, renderer),
         now=context.clock.now,
         calls=EnvironmentCalls(
@@ -165,9 +168,24 @@ def held_out(context: RoleContext, training: Training) -> HeldOut | None:
     return HeldOut(section, renderer=open_renderer(model_spec(context)), training=training)
 
 
-def environment_maker(config: RunConfig) -> Callable[[str, str, Problem, int], Environment]:
-    """Return a function that builds environments by their place in the run file. Each Config is checked once."""
-    build, named = functools.cache(config.build_environment), config.environments_named()
+def environment_versions(config: RunConfig) -> Callable[[str, str], str]:
+    """Return a function from place and name of an environment to the digest of its settings and code. Each is read
+    once, since the code that was imported stays as it was."""
+    return functools.cache(lambda where, name: environment_version(config, where, name))
+
+
+def environment_maker(
+    config: RunConfig, version_of: Callable[[str, str], str]
+) -> Callable[[str, str, Problem, int], Environment]:
+    """Return a function that builds environments by their place in the run file. Each Config is checked once, and its
+    version is read when its code is imported."""
+    named = config.environments_named()
+
+    @functools.cache
+    def build(where: str, name: str) -> tuple[Any, Any]:
+        built = config.build_environment(where, name)
+        version_of(where, name)
+        return built
 
     def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
         part, options = build(where, name)

@@ -1,13 +1,17 @@
 """Where the reward of a run changed: rewards and evaluations before and after it do not compare.
 
 Steps and evaluations say which reward scored them, by its name and version. All who compare rewards of a run ask here
-since when they may: charts, the best of an evaluation, signs of hacked rewards, the first and the last reward."""
+since when they may: charts, the best of an evaluation, signs of hacked rewards, the first and the last reward.
+
+The version of a reward that takes the environment's holds the environment's own digest. One without it, as those of
+older releases, is not known to be another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rftstream.contracts.verdicts import without_environment
 from rftstream.contracts.versions import EvalResult
 
 Scorers = Mapping[str, str]
@@ -33,6 +37,13 @@ class RewardChange:
         return f"{change}; older rewards do not compare"
 
 
+def differs(one: str, other: str) -> bool:
+    """Return whether these are two scorers, whose rewards do not compare. Where one says nothing of the environment,
+    it counts as the same."""
+    bare = without_environment(one), without_environment(other)
+    return one != other and (bare[0] != bare[1] or (one not in bare and other not in bare))
+
+
 def turns_in(changes: Sequence[RewardChange]) -> Iterator[list[RewardChange]]:
     """Yield the changes of each taskset, in parts: those of two rewards that score it in turns, and others alone."""
     for taskset in {change.taskset: None for change in changes}:
@@ -50,10 +61,12 @@ def turns_to_text(turns: Sequence[RewardChange]) -> str:
     first, last = turns[0], turns[-1]
     if first is last:
         return first.to_text()
+    is_environment = without_environment(first.before) == without_environment(first.after)
+    roles, what = ("explorers", "another environment") if is_environment else ("verifiers", "different code")
     return (
         f"{first.taskset}: {first.before} and {first.after} score in turns, {len(turns)} times from version "
-        f"{first.version:,} to {last.version:,}, so rewards do not compare: verifiers have different code; give every "
-        "host the same files, and start its verifiers again"
+        f"{first.version:,} to {last.version:,}, so rewards do not compare: {roles} have {what}; give every "
+        f"host the same files, and start its {roles} again"
     )
 
 
@@ -65,7 +78,7 @@ def changes_to_text(changes: Sequence[RewardChange], most: int | None = None) ->
 
 def is_changed(before: Scorers, now: Scorers) -> bool:
     """Return whether another reward scores one of the tasksets than before. A taskset that is new changes nothing."""
-    return any(before.get(taskset, scorer) != scorer for taskset, scorer in now.items())
+    return any(differs(before.get(taskset, scorer), scorer) for taskset, scorer in now.items())
 
 
 def find_reward_changes(scored: Iterable[tuple[int, Scorers]]) -> tuple[RewardChange, ...]:
@@ -76,8 +89,10 @@ def find_reward_changes(scored: Iterable[tuple[int, Scorers]]) -> tuple[RewardCh
     for version, scorers in scored:
         for taskset, scorer in scorers.items():
             before = known.get(taskset, scorer)
-            known[taskset] = scorer
-            if before != scorer:
+            if not differs(before, scorer):
+                known[taskset] = max(before, scorer, key=len)  # one may say nothing of the environment
+            else:
+                known[taskset] = scorer
                 found.append(RewardChange(taskset=taskset, before=before, after=scorer, version=version))
     return tuple(found)
 
@@ -91,9 +106,16 @@ def by_newest_scorer(results: Sequence[EvalResult]) -> list[EvalResult]:
     """Return those of one evaluation's results that the reward of the newest of them scored, in their order.
 
     A result that does not say who scored it, as those of older releases, counts as scored by the first reward that is
-    known."""
+    known; one that does not say which environment gave its reward, as of the first that is known of this reward."""
     known = [one.scored_by for one in sorted(results, key=lambda result: result.evaluated_at) if one.scored_by]
-    return [one for one in results if not known or (one.scored_by or known[0]) == known[-1]]
+    if not known:
+        return list(results)
+
+    def full(scorer: str) -> str:
+        return next((one for one in known if one != scorer and without_environment(one) == scorer), scorer)
+
+    newest = full(known[-1])
+    return [one for one in results if full(one.scored_by or known[0]) == newest]
 
 
 def comparable_results(results: Iterable[EvalResult]) -> dict[str, list[EvalResult]]:

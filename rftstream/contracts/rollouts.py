@@ -155,6 +155,9 @@ class Posted:
     none. Text alone."""
     roles: dict[str, float | None] = field(default_factory=dict)
     """Reward of each role, in an episode of several agents. None: the role is not trained. Empty: all have `reward`."""
+    version: str = ""
+    """Digest of the giver: of the environment's settings and of the user's code behind it, as the explorer had them.
+    Empty: not known."""
 
 
 @message_part(frozen=True, slots=True, kw_only=True)
@@ -227,7 +230,7 @@ class RolloutStatus(StrEnum):
 
 @message(
     "rollout",
-    version=7,
+    version=8,
     readable_since=6,
     skippable=lambda rollout: is_without_roles(rollout.segments, rollout.posted),
     topic="rollouts",
@@ -303,7 +306,7 @@ class StoredState:
 
 @message(
     "partial_rollout",
-    version=9,
+    version=10,
     readable_since=7,
     skippable=lambda partial: is_without_roles(partial.segments, partial.posted),
     topic="partials",

@@ -5,6 +5,7 @@ Shapes: T tokens of a segment.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
@@ -22,6 +23,20 @@ SPENT = "spent_"
 
 PEOPLE = "feedback"
 """Name of the scorer of a verdict that only annotators gave."""
+
+
+_ENVIRONMENT = re.compile(r"\+env-[0-9a-f]+$")
+
+
+def with_environment(scorer_version: str, digest: str) -> str:
+    """Return the version of a scorer that takes the reward of an environment, with the environment's own digest. An
+    empty one is not known, as in verdicts of older releases."""
+    return f"{scorer_version}+env-{digest}" if digest else scorer_version
+
+
+def without_environment(scored_by: str) -> str:
+    """Return a scorer's name and version without the environment's digest."""
+    return _ENVIRONMENT.sub("", scored_by)
 
 
 @message_part(frozen=True, slots=True, kw_only=True)
@@ -104,7 +119,7 @@ def _is_without_roles(verified: VerifiedRollout) -> bool:
 
 @message(
     "verified_rollout",
-    version=7,
+    version=8,
     readable_since=6,
     skippable=_is_without_roles,
     topic="verified",

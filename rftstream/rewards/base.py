@@ -86,6 +86,8 @@ class RewardInput:
     """Fault of the given reward, for example that it is not finite."""
     environment_roles: Mapping[str, float | None] = field(default_factory=dict)
     """That reward for each role, in an episode of several agents; None for a role that is not trained."""
+    environment_version: str = ""
+    """Digest of the environment's settings and code, as the explorer that played it had them. Empty: not known."""
     roles: tuple[str, ...] = ()
     """The roles of the rollout, in the order in which they spoke first; empty without several agents."""
     reasoning: str = ""

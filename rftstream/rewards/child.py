@@ -222,7 +222,10 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
     concurrent = [name for name in batched if getattr(rewards[name], "concurrent", False)]
     grouped = [name for name, reward in rewards.items() if getattr(reward, "group", False)]
     without = [name for name, reward in rewards.items() if not getattr(reward, "reads_tokens", True)]
-    ready = Ready(rewards=names, batched=batched, concurrent=concurrent, grouped=grouped, without_tokens=without)
+    given = [name for name, reward in rewards.items() if getattr(reward, "takes_given", False)]
+    ready = Ready(
+        rewards=names, batched=batched, concurrent=concurrent, grouped=grouped, without_tokens=without, given=given
+    )
     _write(replies, pack(ready))
     return rewards
 

@@ -36,6 +36,8 @@ class RewardPart:
     """Whether the reward is called even if a gate is closed, since the algorithm needs its arrays."""
     is_group: bool = False
     """Whether the reward sees whole groups."""
+    takes_given: bool = False
+    """Whether the reward takes that of the environment."""
 
     @property
     def version(self) -> str:
@@ -67,6 +69,8 @@ class CompositeReward:
         """Whether any part gets tokens."""
         self.group = any(part.is_group for part in parts)
         """Whether any part sees whole groups."""
+        self.takes_given = any(part.takes_given for part in parts)
+        """Whether any part takes the reward of the environment."""
 
     @property
     def rewards(self) -> list[Reward]:

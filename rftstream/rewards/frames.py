@@ -62,6 +62,8 @@ class Ready(msgspec.Struct, kw_only=True):
     """Names of rewards that see whole groups."""
     without_tokens: list[str] = []
     """Names of rewards that get no tokens."""
+    given: list[str] = []
+    """Names of rewards that take the reward of the environment."""
 
 
 class ScoreItem(msgspec.Struct, array_like=True):

@@ -112,6 +112,8 @@ class RewardChild:
         """Those of them that take longer for more items."""
         self.without_tokens: frozenset[str] = frozenset()
         """Names of rewards that get no tokens."""
+        self.given: frozenset[str] = frozenset()
+        """Names of rewards that take the reward of the environment."""
         self.grouped: frozenset[str] | None = None
         """Names of rewards that see whole groups; None until the child is ready."""
         self._sizes = sizes
@@ -324,7 +326,7 @@ class RewardChild:
             ready: Any = msgspec.msgpack.decode(body, type=Ready)
             self.error = ready.error
             self.grouped = frozenset(ready.grouped)
-            self.without_tokens = frozenset(ready.without_tokens)
+            self.without_tokens, self.given = frozenset(ready.without_tokens), frozenset(ready.given)
             self.versions, self.batched = ready.rewards, frozenset(ready.batched) - self.grouped
             self._measured = self.batched - frozenset(ready.concurrent)
             return []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rftstream.contracts.verdicts import with_environment
 from rftstream.error_kinds import last_line
 from rftstream.rewards.away import SUMMARY_S, Absences, pause_s
 from rftstream.rewards.base import ScoreReply, ScoreRequest
@@ -86,6 +87,8 @@ class ScoringQueue:
         self.finished: list[ScoreReply] = []
         self.scorers: dict[str, tuple[str, str]] = {}
         """Name of the reward -> scorer and version."""
+        self.given: Collection[str] = ()
+        """Names of rewards that take the reward of the environment, which is then part of their version."""
         self._tries = tries
         self._timeout_s = timeout_s
         self._now = now
@@ -316,12 +319,13 @@ class ScoringQueue:
     def _reply(self, pending: Pending, outcomes: Sequence[ScoreOutcome]) -> None:
         del self._active[pending.number]
         scorer, version = self.scorers.get(pending.reward, ("", ""))
+        is_given = pending.reward in self.given
         self.finished += [
             ScoreReply(
                 request_id=request.request_id,
                 score=outcome.score,
                 scorer=scorer,
-                scorer_version=version,
+                scorer_version=with_environment(version, request.item.environment_version if is_given else ""),
                 reason=outcome.reason,
                 detail=outcome.detail,
                 tries=pending.tries,

@@ -37,7 +37,16 @@ def build_reward(
                 f"{where}: {use.name!r} scores each rollout alone, expected a method score_group(group) for "
                 "group = true; remove `group`, or name a function, which needs no such method"
             )
-        parts.append(RewardPart(name=name, use=use, reward=reward, is_always_asked=always, is_group=is_group))
+        parts.append(
+            RewardPart(
+                name=name,
+                use=use,
+                reward=reward,
+                is_always_asked=always,
+                is_group=is_group,
+                takes_given=spec.takes_given,
+            )
+        )
     return CompositeReward(parts)
 
 

@@ -148,7 +148,7 @@ class ProcessScorer:
             child.announced, self._bad_starts = True, 0
             self._say_changes(child.versions)
         if child.versions:
-            self._queue.scorers = child.versions  # of the child whose results are taken now
+            self._queue.scorers, self._queue.given = child.versions, child.given  # whose results are taken now
         for result in sorted(
             results, key=lambda result: all(one.score is not None for one in result.outcomes)
         ):  # scores last: they close the breaker
@@ -256,6 +256,7 @@ class InlineScorer:
             name: (getattr(reward, "scorer", ""), getattr(reward, "version", ""))
             for name, reward in self._rewards.items()
         }
+        self._queue.given = [name for name, reward in self._rewards.items() if getattr(reward, "takes_given", False)]
         self._begun: list[_Begun] = []
 
     @property

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
-from rftstream.config.parts.own_code import imported_sources
+from rftstream.config.parts import registry
+from rftstream.config.parts.own_code import imported_sources, named_sources
+from rftstream.config.parts.part_specs import EnvironmentSpec
+from rftstream.config.sections import RunConfig, name_of_part
 
 
 def config_version(code: str, config: Any, *packages: str) -> str:
@@ -35,6 +40,63 @@ def source_version(thing: Any, options: Mapping[str, Any] | None = None, *, name
     sources = [one for module in dict.fromkeys((named, defined.__module__)) for one in _sources(module)]
     code = b"".join(sources) or repr(defined).encode()
     return _short(code + msgspec.json.encode(dict(options or {}), order="deterministic"))
+
+
+def environment_version(config: RunConfig, where: str, name: str = "") -> str:
+    """Return a hash of what the rewards of the environment at `where` depend on, as `RunConfig.build_environment` takes
+    it: its settings, without those that only say where it runs, and the user's code behind it.
+
+    Of the settings of a built-in environment count those that are not at their defaults, so that a new setting of a new
+    release changes nothing, and the code that they name."""
+    named = config.environments_named().get(where, name)
+    if isinstance(named, str) or (name and name != name_of_part(named, where)):
+        name, own = name or str(named), {}
+    else:
+        name, own = name_of_part(named, where), {key: value for key, value in named.items() if key != "name"}
+    part, spec = registry.resolve("environment", name, where=where), registry.find_spec(EnvironmentSpec, name)
+    given = {**config.environments.get(name, {}), **own}
+    if ":" in name:
+        kept = {key: value for key, value in given.items() if key not in spec.host_settings}
+        return source_version(part, kept, name=name)
+    usual, built = (
+        msgspec.to_builtins(dataclasses.asdict(registry.build_config(part, options, where=f"environments.{name}")))
+        for options in ({}, given)
+    )
+    set_here = {key: value for key, value in built.items() if value != usual[key] and key not in spec.host_settings}
+    folders = [config.base, *built.get("path", ())]
+    code = [
+        source
+        for setting in spec.code_settings
+        for thing in _values_at(built, setting.split("."))
+        for source in named_sources(thing, folders)
+    ]
+    paths = {path for setting in spec.path_settings for path in _values_at(built, setting.split("."))}
+    facts = name, spec.revision, _without_places(set_here, paths)
+    return _short(b"".join(code) + msgspec.json.encode(facts, order="deterministic"))
+
+
+def _values_at(values: Any, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the texts at a dotted key with * for any key, also those in lists."""
+    if isinstance(values, str) and not keys:
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _values_at(value, keys)
+    elif isinstance(values, dict) and keys:
+        for key in values if keys[0] == "*" else values.keys() & {keys[0]}:
+            yield from _values_at(values[key], keys[1:])
+
+
+def _without_places(value: Any, paths: set[str]) -> Any:
+    """Return settings without what differs between hosts: of a path its last part, of an address what follows the
+    host."""
+    if isinstance(value, dict):
+        return {key: _without_places(one, paths) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_places(one, paths) for one in value]
+    if isinstance(value, str):
+        return Path(value).name if value in paths else urlsplit(value).path if "://" in value else value
+    return value
 
 
 def _sources(module: str) -> list[bytes]:

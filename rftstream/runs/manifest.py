@@ -22,6 +22,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import for_section, model_digests, template_digest
 from rftstream.models.spec import ModelSpec
 from rftstream.roles import role_spec
+from rftstream.runs.making.scoring_settings import is_of_a_reward, is_of_an_environment
 from rftstream.version import __version__
 
 _WARNED = ("trainer.lr",)
@@ -182,8 +183,8 @@ def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
             line += f" (changes nothing: every stage has its own {key}; set stages.0.{key}, stages.1.{key}, ...)"
         elif line.startswith(_WARNED):
             line += " (what is learned changes)"
-        elif section == "environments":
-            line += " (another task from here on: rewards and evaluations of before do not compare)"
+        elif is_of_a_reward(line) or is_of_an_environment(line, after):
+            line += " (rewards and evaluations of before do not compare with those from here on)"
         lines.append(line)
     return lines
 

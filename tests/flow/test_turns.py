@@ -12,7 +12,7 @@ from rftstream import metrics
 from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.environments.base import AssistantMessage, Environment
+from rftstream.environments.base import AssistantMessage, Environment, Reply
 from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.splice import BreakReason, Continuation, Conversation
 from rftstream.policies.base import Completion, SampleRequest
@@ -121,6 +121,22 @@ def test_turns_join_one_segment() -> None:
     assert [(turn.role, turn.content, turn.num_tokens) for turn in attempt.turns] == [
         ("assistant", "yes", 4), ("user", "1+1=", 0), ("assistant", "yes", 4), ("user", "2+2=", 0),
         ("assistant", "yes", 4)]  # fmt: skip
+
+
+def test_the_reward_says_which_environment_gave_it() -> None:
+    class Rewarding(Sums):
+        def reply(self, said: AssistantMessage) -> Reply:
+            return Reply(done=True, reward=1.0)
+
+    def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
+        return Rewarding(Config(turns=1), problem=problem, seed=seed)
+
+    loop = TurnLoop(policy=Parrot(), renderer=ChatRenderer(), make_environment=make, context=None, now=lambda: 0.0,
+                    version_of=lambda where, name: f"{name} at {where}")  # fmt: skip
+    loop.start("a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)),
+               sampling=Sampling(max_tokens=9), seed=1, environment="sums", where="there")  # fmt: skip
+    (attempt,) = [one for _ in range(20) for one in loop.step()]
+    assert attempt.posted is not None and attempt.posted.version == "sums at there"
 
 
 def test_each_turn_has_a_seed_of_its_own_and_what_is_left_of_the_tokens() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -39,6 +41,26 @@ def imported_sources(name: str, file: Path) -> list[bytes]:
             if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
                 wanted.append((one, Path(spec.origin)))
     return [source for _, source in sorted([*found.values()][1:])]
+
+
+def named_sources(named: str, folders: Sequence[str]) -> list[bytes]:
+    """Return the sources of the user's code that `module:Thing` or `file.py:Thing` names: of its module, and of what
+    that imports from its own folder. The code need not be importable here. It is looked up in the folders, then as
+    imports are; none is found of rftstream itself."""
+    module, _, _ = named.rpartition(":")
+    if not module or module.partition(".")[0] == "rftstream":
+        return []
+    places = [*folders, *sys.path]
+    if module.endswith(".py"):
+        files = [Path(folder) / Path(module).expanduser() for folder in places]
+        file, module = next((one for one in files if one.is_file()), files[0]), Path(module).stem
+    else:
+        spec = module_spec(module, places)
+        file = Path((spec and spec.origin) or "")
+    try:
+        return [file.read_bytes(), *imported_sources(module, file)]
+    except OSError:
+        return []
 
 
 def module_spec(name: str, path: list[str] | None) -> ModuleSpec | None:

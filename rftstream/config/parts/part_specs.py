@@ -184,6 +184,12 @@ class EnvironmentSpec(PartSpec):
     path_settings: tuple[str, ...] = ()
     """Its settings that are paths relative to the run file, as dotted keys with * for any key. Paths of a user's own
     environment are left unchanged."""
+    code_settings: tuple[str, ...] = ()
+    """Its settings that name code of the user's, such as `module:Thing`: it is part of the environment's version."""
+    host_settings: tuple[str, ...] = ()
+    """Its settings that say where it runs, and no reward: they are no part of its version."""
+    revision: str = "1"
+    """Raised by hand when a built-in environment does something else than before."""
     is_agent: bool = False
     """Whether it is an agent that makes model calls itself. The explorer's gateway serves it, and there is no turn
     loop."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rftstream.algorithms.reward_changes import differs
 from rftstream.clock import SystemClock
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import RewardSpec
+from rftstream.config.parts.reward_uses import reward_names
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
@@ -97,6 +101,7 @@ def rescore(
             _check_begun(read_manifest(transport), judged_by, folder)
             if not mended:
                 say_same(source, scorers, say)
+                say_given(config, scorers, say)
                 say_other_problems(source, digests, say)
             said = ("verdicts of the scorer -> of people, where they judged",) if by_people else ()
             changed = (*differences(source, config), *said, *judged_by)
@@ -143,7 +148,7 @@ def say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
         if verified is None or verified.verdict is None or (name := verified.ids.taskset) not in left:
             continue
         seen.add(name)
-        if left[name] != verified.verdict.scored_by:
+        if differs(left[name], verified.verdict.scored_by):
             del left[name]
         if not left:
             return
@@ -152,6 +157,17 @@ def say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
             f"{name}: {left[name]} has scored all of {source.run_id}, too: nothing can change, except by what it asks "
             "or imports from elsewhere"
         )
+
+
+def say_given(config: RunConfig, scorers: Iterable[str], say: Say) -> None:
+    """Say of which tasksets the environment gave the reward: that reward is recorded, and nothing is played again."""
+    for name in scorers:
+        uses = reward_names(config.tasksets[name].reward)
+        if any(registry.find_spec(RewardSpec, one).takes_given for one in uses):
+            say(
+                f"{name}: the reward of its environment is taken as it was recorded with each rollout; what the "
+                "environment says since a change of its code or settings, only new rollouts tell (`rftstream evaluate`)"
+            )
 
 
 def say_other_problems(source: OpenRun, digests: Mapping[str, str], say: Say) -> None:

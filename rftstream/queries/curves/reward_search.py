@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rftstream.algorithms.reward_changes import RewardChange
+from rftstream.algorithms.reward_changes import RewardChange, differs
 from rftstream.contracts.versions import StepRecord
 from rftstream.queries.decoding import decoded
 from rftstream.service.reading import read_between
@@ -26,7 +26,8 @@ def search_reward_changes(log: Log) -> tuple[RewardChange, ...]:
         stop = end
         while taskset in oldest and oldest[taskset][0] != scorer:
             change, stop = _change_to(log, range(begin, stop), taskset, (scorer, version), oldest[taskset][0])
-            found.append(change)
+            if differs(change.before, change.after):
+                found.append(change)
             scorer, version = change.before, change.version
     return tuple(sorted(found, key=lambda change: change.version))
 

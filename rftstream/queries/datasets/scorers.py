@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rftstream.algorithms.reward_changes import differs
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import PEOPLE, VerifiedRollout
 from rftstream.errors import ConfigError
@@ -48,8 +50,8 @@ def scorers_of_row(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def is_mixed(scored: Scored) -> bool:
     """Return whether rollouts of one taskset were scored by several versions."""
-    versions = [taskset for taskset, scorer in scored if not by_people(scorer)]
-    return len(set(versions)) < len(versions)
+    found = [(taskset, scorer) for taskset, scorer in scored if not by_people(scorer)]
+    return any(one == other and differs(by, by_other) for (one, by), (other, by_other) in combinations(found, 2))
 
 
 def rollouts_by_scorer(scored: Scored) -> dict[str, int]:
@@ -114,7 +116,7 @@ def only_scored_by(
     if wanted == NEWEST:
         tasksets = columns["taskset"]
         of_N = [
-            bool(one) and one == newest.get(tasksets.words[code])
+            bool(one) and not differs(one, newest.get(tasksets.words[code], ""))
             for one, code in zip(found_N, tasksets.codes, strict=True)
         ]
     else:
@@ -137,7 +139,7 @@ def scored_otherwise(log: Log, wanted: str) -> tuple[frozenset[str], str]:
             scored[message.ids.rollout_id] = taskset, scorer
             newest[taskset] = max(newest.get(taskset, (0.0, "")), (message.verified_at, scorer))
     if wanted == NEWEST:
-        others = {one for one in scored.values() if one[1] != newest[one[0]][1]}
+        others = {one for one in scored.values() if differs(one[1], newest[one[0]][1])}
         wanted = ", ".join(sorted({scorer for _, scorer in newest.values()}))
     else:
         others = {one for one in scored.values() if not _begins(wanted, one[1])}

@@ -321,7 +321,8 @@ class EvaluatorStep(SingleStep):
         evaluation = due.evaluation.name
         for name, value in values.items():
             metrics.set_named(metrics.EVALUATION, value, evaluation, name)
-        replies = (sample.reply for sample in running.samples.values() if sample.reply is not None)
+        replies = [sample.reply for sample in running.samples.values() if sample.reply is not None]
+        replies.sort(key=lambda reply: reply.score is None)  # a sample without a reward does not say who gives it
         scorer, scorer_version = next(((one.scorer, one.scorer_version) for one in replies if one.scorer), ("", ""))
         result = EvalResult(
             evaluation=evaluation,

@@ -67,14 +67,15 @@ class EnvironmentSession:
     in between, and `close` last. Every answer comes by a callback. If the environment answers immediately, the callback
     runs before the method returns; otherwise it runs when the calls are polled. After `close` no callback runs.
 
-    Errors show `name` and `timeout_s`, the time limit of a call. `states` stores large states. `keep` moves images in
-    messages to the store."""
+    Its rewards carry `version`, the digest of its settings and code. Errors show `name` and `timeout_s`, the time limit
+    of a call. `states` stores large states. `keep` moves images in messages to the store."""
 
     line: CallLine
     make: Callable[[], Environment]
     _: KW_ONLY
     name: str
     timeout_s: float
+    version: Callable[[], str] = str
     states: StateKeeper | None = None
     keep: KeepMedia | None = None
     _environment: Environment | None = field(default=None, init=False)
@@ -273,8 +274,9 @@ def _line_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
-    """Return the environment's total reward, with the reward of the reply to turn number `turn`."""
+def add_reply(posted: Posted | None, reply: Reply, turn: int, version: Callable[[], str] = str) -> Posted | None:
+    """Return the environment's total reward, with the reward of the reply to turn number `turn`. `version` returns the
+    environment's."""
     if reply.reward is None and not reply.parts and not reply.reached:
         return posted
     posted = posted or Posted(reward=None)
@@ -294,7 +296,14 @@ def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
         if (total := summed(parts.get(name), given, f"part {name!r}")) is not None:
             parts[name] = total
     reached = reply.reached or posted.reached
-    return Posted(reward=reward, parts=named_by_people(parts), source="environment", error=error, reached=reached)
+    return Posted(
+        reward=reward,
+        parts=named_by_people(parts),
+        source="environment",
+        error=error,
+        reached=reached,
+        version=version(),
+    )
 
 
 # ------------------------------------------------------------------------------------------ what may come

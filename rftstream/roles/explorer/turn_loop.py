@@ -76,12 +76,14 @@ class TurnLoop:
         reply_timeout_s: float = math.inf,
         rollout_timeout_s: float = 0.0,
         keep: KeepMedia | None = None,
+        version_of: Callable[[str, str], str] = lambda where, name: "",
     ) -> None:
         """`calls` runs the calls of environments; with None they run in this thread. `is_immediate` tells whether
         environments of a name never block. `has_one_turn` tells whether they end with the first completion.
         `reply_timeout_s` is the time limit of `calls`, shown in errors. `rollout_timeout_s` is 0 for no limit. `keep`
-        moves images from environments to the store; with None they stay in the messages."""
-        self._keep = keep
+        moves images from environments to the store; with None they stay in the messages. `version_of` returns the
+        digest of an environment that was made, by its place and name."""
+        self._keep, self._version_of = keep, version_of
         self.policy = policy
         self.renderer = renderer
         self.calls = calls or EnvironmentCalls(now=now)
@@ -142,6 +144,7 @@ class TurnLoop:
                 lambda: self._make_environment(where, environment, problem, seed),
                 name=environment,
                 timeout_s=self._reply_timeout_s,
+                version=partial(self._version_of, where, environment),
                 states=states,
                 keep=self._keep,
             )
@@ -376,7 +379,7 @@ class TurnLoop:
             return
         said, ids = state.said, state.carried_ids
         assert said is not None
-        state.posted = add_reply(state.posted, reply, state.turn)
+        state.posted = add_reply(state.posted, reply, state.turn, state.session.version)
         state.metrics = metrics.named_by_people(reply.metrics, kept=state.metrics)
         state.end_turn(reward=reply.reward if reply.reward is not None and math.isfinite(reply.reward) else None)
         truncated = said.finish_reason in CUT_SHORT

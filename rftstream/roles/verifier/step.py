@@ -420,6 +420,7 @@ def reward_input(rollout: Rollout, *, with_tokens: bool = True) -> RewardInput:
         environment_parts={} if posted is None else posted.parts,
         environment_error=None if posted is None else posted.error,
         environment_roles={} if posted is None else posted.roles,
+        environment_version="" if posted is None else posted.version,
         roles=roles_of(rollout.segments),
     )
 

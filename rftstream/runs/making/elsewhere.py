@@ -4,7 +4,6 @@ Where these say otherwise, a run of 3,000 steps would end at once on a host whos
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -18,16 +17,12 @@ from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.runs.making.scoring_settings import is_of_a_reward, is_of_an_environment
 from rftstream.runs.manifest import changed_in_text
 from rftstream.runs.observer import Observer
 from rftstream.transport.base import Transport
 
 _COMPARED = ("run.", "stages.", "sampling.", "feeder.", "buffer.", "trainer.", "algorithms.", "retention.")
-_REWARD = re.compile(r"((tasksets|evaluations)\..+?\.reward|rewards)[. ]")
-_REACHED_BY = re.compile(
-    r"(url|api_key|timeout_s|tries|max_concurrent|cache_mib|cache_folder|price_\w+|sandbox_url|auth_token|wait_s|isolation)"
-)
-"""Settings of rewards that say how a host reaches a service, and not what scores."""
 _OF_A_HOST = ("run.name", "run.folder", "run.resume", "trainer.device", "trainer.colocate", "trainer.threads")
 
 
@@ -122,8 +117,8 @@ def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]
 
 class FilesHere:
     """The run files of a worker whose host does not see the run folder, compared with the run's log. What scores by
-    another reward than the run waits for a trainer with that reward, since its share of the rollouts would have other
-    rewards. `say`: gets the line that says what is waited for."""
+    another reward than the run, or plays another environment, waits for a trainer with that, since its share of the
+    rollouts would have other rewards. `say`: gets the line that says what is waited for."""
 
     def __init__(
         self, role: str, transport: Transport, config: RunConfig, run_id: str, say: Callable[[str], None]
@@ -164,7 +159,7 @@ class FilesHere:
 
     def _look(self) -> None:
         """Compare the files with the log, if it has grown since."""
-        if self._role not in (RoleName.verifier, RoleName.evaluator):
+        if self._role not in (RoleName.explorer, RoleName.verifier, RoleName.evaluator):
             return
         admin = self._transport.admin
         if (ends := {**admin.end_offsets("steps"), **admin.end_offsets("control")}) == self._looked_at:
@@ -174,17 +169,23 @@ class FilesHere:
         said, self._otherwise = self._otherwise, "" if found.finished else self._scores_otherwise(found.settings)
         if self._otherwise and self._otherwise != said:
             self._say(
-                f"{self._otherwise}; what scores here waits until a trainer has begun with that: change the run where "
+                f"{self._otherwise}; this {self._role} waits until a trainer has begun with that: change the run where "
                 "it was made, by `rftstream resume FILES --set SECTION.KEY=VALUE`; if the run is right, mend the "
                 "files, and they are read again"
             )
 
     def _scores_otherwise(self, settings: str) -> str:
-        """Return how the worker would score otherwise than its run; "" if it would not."""
-        lines = [line for line in _differences(settings, self._config) if _is_of_a_reward(line)]
+        """Return how the worker would score or play otherwise than its run; "" if it would not."""
+        lines = [line for line in _differences(settings, self._config) if self._is_followed(line)]
         if not lines:
             return ""
-        return f"{self._run_id}: the run files on this host score otherwise than the run: {'; '.join(lines)}"
+        do = "play" if self._role == RoleName.explorer else "score"
+        return f"{self._run_id}: the run files on this host {do} otherwise than the run: {'; '.join(lines)}"
+
+    def _is_followed(self, line: str) -> bool:
+        """Return whether the role goes by a setting. An explorer scores nothing, and a verifier plays nothing."""
+        scores = self._role != RoleName.explorer and is_of_a_reward(line)
+        return scores or (self._role != RoleName.verifier and is_of_an_environment(line, self._config))
 
 
 class TrainersElsewhere:
@@ -223,9 +224,6 @@ def _of_training(lines: Sequence[str], config: RunConfig) -> list[str]:
     demonstrations alone."""
     counted = ("run.steps ",) if config.demonstrations_alone else ()
     own = (line for line in lines if not line.startswith((*_OF_A_HOST, *counted)))
-    return [line for line in own if line.startswith(_COMPARED) or _is_of_a_reward(line)]
-
-
-def _is_of_a_reward(line: str) -> bool:
-    setting = line.partition(" ")[0].rpartition(".")[2]
-    return _REWARD.match(line) is not None and not _REACHED_BY.fullmatch(setting)
+    return [
+        line for line in own if line.startswith(_COMPARED) or is_of_a_reward(line) or is_of_an_environment(line, config)
+    ]

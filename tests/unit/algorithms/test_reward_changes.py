@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rftstream.algorithms.reward_changes import (
@@ -11,6 +13,7 @@ from rftstream.algorithms.reward_changes import (
     find_reward_changes,
     is_changed,
 )
+from rftstream.contracts.verdicts import with_environment
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.roles.trainer.watches.hacked import HackedRewardWatch
 from rftstream.roles.trainer.watches.turns import TurnsWatch
@@ -27,6 +30,9 @@ from tests.suite.each import each
         ([{"a": "1"}, {"a": "2"}, {"a": "2"}], [("a", "1", "2", 1)]),
         ([{"a": "1"}, {"a": "2"}, {"a": "1"}], [("a", "1", "2", 1), ("a", "2", "1", 2)]),
         ([{"a": "1", "b": "7"}, {"b": "7"}, {"a": "2"}, {"b": "8"}], [("a", "1", "2", 2), ("b", "7", "8", 3)]),
+        ([{"a": "1"}, {"a": "1+env-a"}, {"a": "1"}, {"a": "1+env-a"}], []),  # an older release does not say which
+        ([{"a": "1"}, {"a": "1+env-a"}, {"a": "1+env-b"}], [("a", "1+env-a", "1+env-b", 2)]),
+        ([{"a": "1+env-a"}, {"a": "2"}], [("a", "1+env-a", "2", 1)]),
     ],
 )
 def test_a_change_is_where_a_taskset_has_another_scorer(
@@ -81,6 +87,26 @@ def result(scorer: str, at: float) -> EvalResult:
 def test_results_compare_that_the_newest_reward_scored(scorers: str, times: str, kept: str) -> None:
     results = [result(scorer.strip("-"), float(at)) for scorer, at in zip(scorers, times, strict=True)]
     assert "".join(one.scorer or "-" for one in by_newest_scorer(results)) == kept
+
+
+@each(
+    "digests, kept",
+    [("--", "--"), ("-a", "-a"), ("-ab", "b"), ("--aba", "--aa"), ("a-", "a-")],
+)
+def test_a_result_that_does_not_say_which_environment_was_played_is_of_the_first(digests: str, kept: str) -> None:
+    results = [
+        replace(result("environment", float(at)), scorer_version=with_environment("1", digest.strip("-")))
+        for at, digest in enumerate(digests)
+    ]
+    found = [one.scorer_version[-1] if "+" in one.scorer_version else "-" for one in by_newest_scorer(results)]
+    assert "".join(found) == kept
+
+
+def test_two_environments_in_turns_are_those_of_explorers() -> None:
+    scored = [{"a": f"environment 1+env-{digest}"} for digest in "ababa"]
+    scored.insert(1, {"a": "environment 1"})  # which an older release verified
+    (line,) = changes_to_text(find_reward_changes(enumerate(scored)))
+    assert "explorers have another environment; give every host the same files" in line
 
 
 def test_steps_before_a_change_are_no_sign_of_a_hacked_reward() -> None:

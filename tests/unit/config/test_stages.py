@@ -207,8 +207,8 @@ def test_a_resume_says_which_of_the_trainers_settings_no_stage_takes() -> None:
         assert changes_of_resume(before, after) == [f"trainer.lr 0.25 -> 0.125 ({why})"]
     games = [make(environments={"games:Safe": {"guesses": guesses}}) for guesses in (3, 4)]
     assert changes_of_resume(*games) == [
-        "environments.games:Safe.guesses 3 -> 4 (another task from here on: rewards and evaluations of before do not "
-        "compare)"
+        "environments.games:Safe.guesses 3 -> 4 (rewards and evaluations of before do not compare with those from "
+        "here on)"
     ]
 
 

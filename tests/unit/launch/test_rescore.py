@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.contracts.verdicts import with_environment
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.launch.result import RunResult
 from rftstream.launch.sessions.replay_pipeline import PipelinePlan
-from rftstream.launch.sessions.rescore import say_other_problems, say_same
+from rftstream.launch.sessions.rescore import say_given, say_other_problems, say_same
 from rftstream.queries.audits.audit import audit
 from rftstream.queries.decisions.comparison import compare
 from rftstream.replay.mended import MendedImport, Operated
@@ -156,6 +157,24 @@ def test_nothing_can_change_only_where_the_scorer_has_scored_all(run: OpenRun) -
     for scorer in ("exact 1", "exact 2"):
         say_same(run, {"sums": scorer}, said.append)
     assert len(said) == 1, "the other version's rewards change"
+
+
+def test_a_rescore_plays_nothing_again(run: OpenRun) -> None:
+    log, said = SyntheticLog(run.transport), list[str]()
+    for number, digest in enumerate("ab"):
+        log.admit(number)
+        log.sample(number)
+        for one in map(verified, log.siblings(number)):
+            assert one.verdict is not None
+            by = replace(one.verdict, scorer="environment", scorer_version=with_environment("1", digest))
+            log.put("verified", replace(one, verdict=by))
+    say_same(run, {"sums": "environment 1"}, said.append)
+    assert said.pop().startswith("sums: environment 1 has scored all of "), (
+        "each rollout keeps its environment's reward"
+    )
+    config = small_run(tasksets={name: {"source": "arithmetic", "reward": name} for name in ("exact", "environment")})
+    say_given(config, ("exact", "environment"), said.append)
+    assert [line.partition(" its ")[0] for line in said] == ["environment: the reward of"]
 
 
 def test_a_plan_without_what_another_scorer_judged_names_the_algorithm_for_what_is_left() -> None:

@@ -112,6 +112,22 @@ def test_a_worker_that_scores_by_another_reward_waits_for_a_trainer_with_it(run:
     assert "reward unset -> 'exact'" in said.pop()
 
 
+def test_a_worker_that_plays_another_environment_waits_for_a_trainer_with_it(run: OpenRun, tmp_path: Path) -> None:
+    def here(role: str, **settings: object) -> list[str] | None:
+        return FilesHere(role, run.transport, config_of(tmp_path, 9, **settings), "sums", said.append).differences()
+
+    said: list[str] = []
+    easy = {"environments": {"attempts": {"max_attempts": 9}}}
+    assert here("verifier", **easy) == [], "it plays nothing"
+    assert here("explorer", environments={"hosted": {"python": "/opt/here"}}) == [], "which is this host's own"
+    assert here("explorer", tasksets__sums__passes=3) == []
+    assert here("explorer", **easy) is here("evaluator", **easy) is None
+    assert here("explorer", tasksets__sums__environment="attempts") is None
+    assert here("explorer", environments={"games:Safe": {"guesses": 4}}) is None
+    assert "play otherwise than the run: environments.attempts.max_attempts unset -> 9; this explorer waits" in said[0]
+    assert "tasksets.sums.environment 'single_turn' -> 'attempts'" in said[2]
+
+
 def test_a_worker_that_scores_leaves_what_a_new_trainer_scores_otherwise(
     run: OpenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,10 +70,13 @@ class AgentLoop:
         explorer: str,
         now: Callable[[], float],
         check_form: Callable[[Constraint], object] | None = None,
+        version_of: Callable[[str, str], str] = lambda taskset, name: "",
     ) -> None:
         """`policy` must be stepped by this loop alone. `explorer` is the name of this process. `check_form` raises
-        ConfigError for a form that the policy cannot constrain tokens to; None if it cannot constrain tokens."""
+        ConfigError for a form that the policy cannot constrain tokens to; None if it cannot constrain tokens.
+        `version_of` returns the digest of an environment by its name, for a taskset or an evaluation."""
         self._inbox, self._limits, self._explorer, self._now = inbox, limits, explorer, now
+        self._version_of = version_of
         self._calls = CallSampler(
             policy=policy, limits=limits, context=context, explorer=explorer, now=now, check_form=check_form
         )
@@ -329,11 +332,15 @@ class AgentLoop:
     def _end_by_word(self, session: AgentSession, end: RolloutEnd) -> None:
         word = digest(asdict(end))
         gave = end.reward is not None or end.parts or end.roles
-        posted = (
-            Posted(reward=end.reward, parts=named_by_people(end.parts), source="agent", roles=dict(end.roles))
-            if gave
-            else None
-        )
+        task, posted = session.rollout.task, None
+        if gave:
+            posted = Posted(
+                reward=end.reward,
+                parts=named_by_people(end.parts),
+                source="agent",
+                roles=dict(end.roles),
+                version=self._version_of(task.ids.taskset, task.environment),
+            )
         if end.error is not None and session.rollout.calls and (limit := session.limit_met):
             self._cut_short(session, f"{limit}, and then the agent failed: {end.error}", word)
         elif end.error is not None:
