@@ -17,7 +17,7 @@ from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.control import DesiredState, Request, RequestKind, RunState
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
-from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.rollouts import Posted, Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, VersionName
@@ -254,3 +254,9 @@ def segment(num_tokens: int, version: int, *, seed: int = 0) -> Segment:
         loss_mask=Array.of(mask, "uint8"),
         versions=(VersionSpan(start=4, count=num_tokens, trainer_epoch=1, version=version),) if num_tokens else (),
     )
+
+
+def without_version(posted: Posted | None) -> Posted | None:
+    """Return a given reward without the digest of what gave it, which is there."""
+    assert posted is not None and len(posted.version) == 12
+    return replace(posted, version="")
