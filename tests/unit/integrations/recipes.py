@@ -355,7 +355,7 @@ RECIPES = {
         {"sft.yaml": published.SFT_YAML, "launch_sft.sh": published.SFT_LAUNCH},
         {"trainer.algorithm": "sft", "trainer.lr": 2e-5, "run.name": "sft", "experts.per_batch": 64,
          "trainer.min_lr_share": 0.1, "model.context": 4096},
-        ("run_name", "launcher.accelerate_config", "neftune_noise_alpha", "eos_token"),
+        ("run_name", "launcher.accelerate_config", "neftune_noise_alpha"),
     ),
     "verl-yaml": Recipe(
         "verl",

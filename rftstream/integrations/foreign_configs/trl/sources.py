@@ -56,6 +56,19 @@ def with_evaluation(settings: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **same, "eval_dataset_train_split": settings.get("dataset_test_split", "test")}
 
 
+def of_mixture(settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the settings of TRL's command line with its list `datasets` under the names of one dataset, and words for
+    the list if it has several, which TRL joins."""
+    if not (mixed := settings.get("datasets")) or not isinstance(mixed, list):
+        return settings, ""
+    rest = {name: one for name, one in settings.items() if not name.startswith("dataset_") and name != "datasets"}
+    if len(mixed) > 1:
+        said = ", ".join(" ".join(f"{key} {one}" for key, one in each.items()) for each in mixed)
+        return rest, f"TRL joins {said}"
+    words = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split", "columns": "columns"}
+    return {**rest, **{words.get(key, f"load_dataset.{key}"): one for key, one in mixed[0].items()}}, ""
+
+
 class DatasetRules:
     """The rules for the datasets of one script or YAML. `source` is called for each of them."""
 
@@ -186,6 +199,10 @@ class DatasetRules:
         split = c.get(f"{prefix}dataset_train_split")
         if isinstance(split, str) and rows_of(split) is None:
             found.append(f"the split is {split!r}")
+        of_hub = c.get(f"{prefix}dataset_name") not in FORMATS
+        seed, limits = c.get(f"{prefix}dataset.shuffle_seed"), c.get(f"{prefix}dataset.select")
+        if of_hub and seed is not None and limits and not c.get(f"{prefix}dataset.train_test_split"):
+            found.append(f"rows {limits} of it are taken after a shuffle with seed {seed}")
         if (part := c.get(f"{prefix}load_dataset.field")) is not None:
             found.append(f"the rows are in the field {part!r}")
         for one in c.names(f"{prefix}dataset."):

@@ -27,6 +27,19 @@ def put_model(c: Conversion) -> None:
                 c.leave(f"{name} of the weights that are trained", "the trainer's weights are float32")
     if template := c.get("tokenizer.chat_template"):
         c.put("model.chat_template", template, "tokenizer.chat_template")
+    if path := c.get("chat_template_path"):
+        if str(path).endswith((".jinja", ".jinja2", ".j2")):
+            c.put("model.chat_template", path, "chat_template_path")
+        else:
+            c.ask(
+                f"chat_template_path {path}: TRL takes the template of that model, with its special tokens; write "
+                "model.chat_template, a template's file or text"
+            )
+    if token := c.get("eos_token"):
+        c.ask(
+            f"eos_token {token}: answers end with that token there, here with what the chat template writes and the "
+            "model's own end: set it in the model's folder (tokenizer_config.json, generation_config.json)"
+        )
     if c.get("load_in_4bit"):
         names = ("bnb_4bit_quant_type", "quantization_config.bnb_4bit_quant_type")
         given = {name: kind for name in names if (kind := c.get(name)) is not None}
