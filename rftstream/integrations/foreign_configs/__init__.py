@@ -51,7 +51,6 @@ METRICS = {
 }
 """Metric of a step -> its names in the logs of TRL and verl."""
 
-
 MOST_GPUS = 64
 """More GPUs than any one machine has. A run file names those of its own machine."""
 

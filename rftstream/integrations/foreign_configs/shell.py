@@ -30,7 +30,15 @@ END = re.compile(r"[&|;]|\d?>|<(<|$)")  # not <|im_end|>
 HYDRA = {"n": "--config-name", "p": "--config-path"}
 MOST_LINES = 100
 """Lines that one quoted text may have."""
-ARRAY = re.compile(r"\s*\w+\+?=\((?!\()")
+ARRAY = re.compile(r"\s*(?:declare\s+-a\s+|local\s+)?(\w+)(\+?)=\((?!\()")
+ELEMENTS = re.compile(r"\"?\$\{(\w+)\[([@*]|\d+)\]\}\"?")
+"""The elements of an array, or one of them."""
+UNSAID = (
+    "how many that is, only the machine or the shell knows; the batch is without it: multiply feeder.groups_per_batch "
+    "(of demonstrations: experts.per_batch) by it"
+)
+NODES = ("nnodes", "num_nodes")
+"""Flags of torchrun and deepspeed for the number of machines, each of which starts as many processes."""
 
 
 def read_overrides(path: Path) -> dict[str, Any]:
@@ -78,14 +86,17 @@ def read_named_config(path: Path) -> Path | None:
     return next((one for one in found if one.is_file()), found[-1])
 
 
-def shell_commands(path: Path, branches: dict[str, str] | None = None) -> Iterator[list[str]]:
+def shell_commands(
+    path: Path, branches: dict[str, str] | None = None, *, in_arrays: bool = True
+) -> Iterator[list[str]]:
     """Yield the words of each command in a shell script, with the script's variables filled in. Of a `case` whose value
     is known only the branch for it is read. `branches` gets the variables that an `if` sets to another value than
-    before, with the last one."""
+    before, with the last one. With `in_arrays` the elements of arrays are yielded as commands, too."""
     text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
     variables: dict[str, str] = {"HOME": "~", "PWD": "."}
     text = ONE_LINE_IF.sub(lambda found: f"{found[1]}; then\n{found[2].replace(';', chr(10))}\nfi", text)
-    in_array, ifs = False, 0
+    arrays: dict[str, list[str]] = {}
+    in_array, ifs = "", 0
     cases: list[list[Any]] = []  # of each `case` the value, whether its branch is being read, whether it has been
     for line in _whole_lines(text):
         line = _filled(line.replace("$(pwd)", "."), variables)
@@ -101,13 +112,23 @@ def shell_commands(path: Path, branches: dict[str, str] | None = None) -> Iterat
             cases[-1], line = [subject, is_it or "$" in subject, is_over or is_it], branch[2]
         if cases and not cases[-1][1]:
             continue
-        if ARRAY.match(line):
-            line, in_array = ARRAY.sub("", line), True
+        line = ELEMENTS.sub(lambda found: _elements(found, arrays), line)
+        if began := ARRAY.match(line):
+            line, in_array = line[began.end() :], began[1]
+            arrays[in_array] = arrays.get(in_array, []) if began[2] else []
+        filled = in_array
         if in_array and line.count(")") > line.count("("):
-            line, in_array = line.rpartition(")")[0], False
+            line, in_array = line.rpartition(")")[0], ""
         try:
             words = shlex.split(line, comments=True)
         except ValueError:  # quotes in a variable
+            continue
+        if filled:
+            arrays[filled] += words
+            if ifs and words and branches is not None:
+                branches[filled] = " ".join(words)
+            if words and in_arrays:
+                yield words
             continue
         if words and (variable := ASSIGNMENT.fullmatch(" ".join(words))) and not OVERRIDE.fullmatch(words[0]):
             if ifs and branches is not None and variables.get(variable[1]) not in (None, "", variable[2]):
@@ -116,6 +137,14 @@ def shell_commands(path: Path, branches: dict[str, str] | None = None) -> Iterat
         ifs += (words[:1] == ["if"]) - ("fi" in words[:1] + words[-1:])
         if words:
             yield words
+
+
+def _elements(found: re.Match[str], arrays: Mapping[str, list[str]]) -> str:
+    """Return the elements of an array as words; what stands there if the script does not make it."""
+    words = arrays.get(found[1])
+    if words is None or (found[2].isdigit() and int(found[2]) >= len(words)):
+        return found[0]
+    return shlex.join(words if not found[2].isdigit() else words[int(found[2]) :][:1])
 
 
 def _whole_lines(text: str) -> Iterator[str]:
@@ -155,7 +184,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
     launch: Launch | None = None
     earlier: list[str] = []
     branches: dict[str, str] = {}
-    for words in shell_commands(path, branches):
+    for words in shell_commands(path, branches, in_arrays=False):
         pairs = [one.partition("=")[::2] for one in words if PAIR.match(one)]
         if words[0] == "export":
             named = {one: variables[one] for one in words[1:] if one in variables}
@@ -189,8 +218,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
         files = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
         if trainer:  # trl's own command takes the flags of accelerate, too
             launcher |= {name: given.pop(name) for name in ("accelerate_config", "num_processes") if name in given}
-        counts = [launcher.pop(name, None) for name in COUNTS]
-        processes = next((one for one in counts if isinstance(one, int)), None)
+        processes, unsaid = _processes(launcher)
         if processes is None and "srun" in words[:place] and "python" in words[place - 1]:
             processes = _slurm_tasks(path, words[words.index("srun") : place])
         project = {"wandb_project": environment["WANDB_PROJECT"]} if "WANDB_PROJECT" in environment else {}
@@ -203,6 +231,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             trainer=trainer,
             environment=dict(environment),
             others=(
+                *unsaid,
                 *(f"{path.name} runs {one} before, which no run does: run it first" for one in earlier),
                 *(
                     f"{name}: {path.name} sets it in an `if`; {one!r}, its last, was taken"
@@ -215,6 +244,21 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
     if launch is None:
         raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
     return launch
+
+
+def _processes(launcher: dict[str, Any]) -> tuple[int | None, list[str]]:
+    """Take how many processes a launcher starts on all machines out of its flags. Return it, and what is to be done
+    about counts that only the machine or the shell knows."""
+    counts = {name: value for name in COUNTS if (value := launcher.pop(name, None)) is not None}
+    processes = next((one for one in counts.values() if isinstance(one, int)), None)
+    unsaid = {name: one for name, one in counts.items() if processes is None}
+    for name in NODES:
+        nodes = launcher.get(name, 1)
+        if not isinstance(nodes, int):
+            unsaid[name] = nodes
+        elif nodes > 1 and processes is not None and "num_processes" not in counts:
+            launcher["num_machines"], processes = launcher.pop(name), processes * nodes
+    return processes, [f"{name} {value}: {UNSAID}" for name, value in unsaid.items()]
 
 
 def _slurm_tasks(path: Path, words: Sequence[str]) -> int | None:

@@ -109,11 +109,26 @@ def take_processes(settings: dict[str, Any], folder: Path) -> tuple[int | None, 
         if name in settings:
             settings[f"launcher.{name}"] = settings.pop(name)
     for name in ("launcher.accelerate_config", "launcher.config_file"):
-        if count is None and (named := settings.get(name)) is not None:
+        if (named := settings.get(name)) is not None:
             file = next((one for one in (folder / str(named), Path(str(named))) if one.is_file()), None)
-            count = None if file is None else read_yaml(file).get("num_processes")
+            config = {} if file is None else read_yaml(file)
+            count = config.get("num_processes") if count is None else count
             unread = "" if count is not None else f"{name[9:]} {named}"
+            if "num_machines" in config:
+                settings.setdefault("launcher.num_machines", config["num_machines"])
+            if config.get("use_cpu"):
+                settings.setdefault("use_cpu", True)
     return (count if isinstance(count, int) else None), unread
+
+
+def own_parts_of_deepspeed(config: Any, folder: Path) -> list[str]:
+    """Return the parts in a config of DeepSpeed, or in its file, that train in the place of those of the trainer."""
+    file = folder / config if isinstance(config, str) else None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file is not None else config
+    except (OSError, ValueError):
+        return []
+    return [one for one in ("optimizer", "scheduler") if isinstance(found, dict) and one in found]
 
 
 def launched_files(files: list[Path], trainers: tuple[str, ...]) -> tuple[list[Path], Launch | None]:

@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
+from rftstream.integrations.foreign_configs import MOST_GPUS
 from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, share
 from rftstream.integrations.foreign_configs.reading import lifted, merged, read_yaml, tables_of
-from rftstream.integrations.foreign_configs.trl.files import MORE_PROCESSES, launched_files, take_processes
+from rftstream.integrations.foreign_configs.trl.files import (
+    MORE_PROCESSES,
+    launched_files,
+    own_parts_of_deepspeed,
+    take_processes,
+)
 from rftstream.integrations.foreign_configs.trl.losses import put_correction, put_loss
 from rftstream.integrations.foreign_configs.trl.rewards import RewardRules
 from rftstream.integrations.foreign_configs.trl.scripts.modules import Script
 from rftstream.integrations.foreign_configs.trl.scripts.reader import ScriptReader
-from rftstream.integrations.foreign_configs.trl.sources import DatasetRules, with_evaluation
+from rftstream.integrations.foreign_configs.trl.sources import DatasetRules, of_mixture, with_evaluation
 from rftstream.integrations.foreign_configs.trl.training import (
     evaluated_every,
     name_longest_row,
@@ -66,9 +72,15 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     path = (scripts or files or [named])[0]
     count, unread = take_processes(settings, path.parent)
     gpus = count if gpus is None else gpus
+    processes = (launched.processes if launched is not None else None) or count or gpus
+    if is_counted and settings.get("use_cpu"):
+        gpus = 0
     kind = trainer or script.trainer or _kind(settings, path)
     if kind not in ("grpo", "rloo"):
         name_longest_row(settings, script.settings)
+    if not scripts:
+        settings, mixed = of_mixture(settings)
+        script.unreadable |= {"train_dataset": mixed} if mixed else {}
     if not scripts and kind in ("grpo", "rloo"):
         settings = with_evaluation(settings)
     if settings.get("reward_funcs") and kind not in ("grpo", "rloo"):
@@ -78,7 +90,14 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
     conversion = Conversion("TRL", settings, defaults, TABLES["decided"], [*known, *script.own])
     conversion.algorithm = ALGORITHMS[kind]
-    processes = (launched.processes if launched is not None else None) or count or gpus
+    for name in ("deepspeed", "launcher.deepspeed"):
+        if parts := own_parts_of_deepspeed(settings.get(name), path.parent):
+            conversion.ask(
+                f"{name} has its own {' and '.join(parts)}, which may train in the place of the config's: compare "
+                "trainer.lr, trainer.adam_betas, trainer.weight_decay and trainer.lr_schedule with it"
+            )
+    if conversion.get("use_cpu"):
+        conversion.put("trainer.device", "cpu", "use_cpu")
     gpus = _of_one_machine(conversion, settings, gpus) if is_counted and gpus else gpus
     rules = _TrlRules(conversion, kind, gpus, script, path, processes or 1)
     if unread and not processes:
@@ -97,16 +116,23 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     return conversion.finish()
 
 
-def _of_one_machine(conversion: Conversion, settings: Mapping[str, Any], gpus: int) -> int:
-    """Return the GPUs of one machine, on which a run file places all roles."""
+def _of_one_machine(conversion: Conversion, settings: Mapping[str, Any], gpus: int) -> int | None:
+    """Return the GPUs of one machine, on which a run file places all roles; None if no machine has as many."""
     machines = settings.get("launcher.num_machines")
-    if not isinstance(machines, int) or machines <= 1:
+    on_each = gpus // machines if isinstance(machines, int) and machines > 1 else gpus
+    if on_each > MOST_GPUS:
+        conversion.ask(
+            f"{gpus:,} processes were found, more GPUs than a machine has: the batch is that of all of them, and the "
+            "run takes the GPUs of its machine; --gpus N names them"
+        )
+        return None
+    if on_each == gpus:
         return gpus
     conversion.ask(
-        f"{gpus} processes on {machines} machines: the run file places all roles on one, of {gpus // machines} "
+        f"{gpus} processes on {machines} machines: the run file places all roles on one, of {on_each} "
         "GPUs; deploy/README.md says how roles are on several"
     )
-    return gpus // machines
+    return on_each
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:
