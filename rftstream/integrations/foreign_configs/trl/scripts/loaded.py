@@ -14,24 +14,38 @@ from rftstream.integrations.foreign_configs.reading import read_yaml
 from rftstream.integrations.foreign_configs.trl.scripts.beside import Values
 from rftstream.integrations.foreign_configs.trl.scripts.modules import Script
 from rftstream.integrations.foreign_configs.trl.scripts.rest import HARMLESS
-from rftstream.integrations.foreign_configs.trl.scripts.scopes import UNKNOWN, Scope, UnreadableExpression, last_name
+from rftstream.integrations.foreign_configs.trl.scripts.scopes import (
+    UNKNOWN,
+    Binding,
+    Scope,
+    UnreadableExpression,
+    last_name,
+)
 
 NO_WORDS = ("[]", "''", "()", "None", "sys.argv[1:]", "args", "argv")
 """Arguments of `parse_args` with which it parses what the launch gives, or nothing."""
 LOADERS = {"yaml": ("safe_load", "full_load", "load"), "json": ("load", "loads"), "OmegaConf": ("load",)}
 HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
+ADAPTER = "the adapter is not in the run file: merge it (merge_and_unload), and write its folder as model.path"
 FOUR_BITS = "fp4, the default of transformers"
 ON_GPUS = ("is_bf16_supported", "is_bfloat16_supported", "is_torch_bf16_gpu_available")
 """Questions about the machine, which trained on GPUs that can do this."""
 ANSWERED = (*ON_GPUS, "getattr", "get_quantization_config", "join")
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
+MOVES = ("merge_and_unload", "to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
 """Methods that return the model that they are called on."""
 CHATTY = ("setup_chat_format", "clone_chat_template")
 """Functions of TRL that give another chat template to a model."""
 PREPARED = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 MODELS = ("from_pretrained", "get_peft_model", "create_reference_model", "deepcopy", *PREPARED, *CHATTY)
 """Calls whose first argument says which model they return."""
+
+
+CHANGES: dict[type, tuple[str, ...]] = {
+    dict: ("update", "pop", "setdefault", "clear", "items", "keys", "values", "get"),
+    list: ("append", "extend", "insert", "remove", "pop", "reverse", "sort", "clear"),
+}
+"""Methods that change a value, which are followed."""
 
 
 class Arguments(Values, Protocol):
@@ -60,6 +74,8 @@ def loaded_as(reader: Arguments, node: ast.AST, scope: Scope, script: Script) ->
             elif isinstance(call, ast.Call) and last_name(call.func) in CHATTY:
                 found["model.chat_format"] = last_name(call.func)
             elif isinstance(call, ast.Call) and last_name(call.func) == "from_pretrained":
+                if "Peft" in ast.unparse(call.func):
+                    script.unread_statements.append(f"{UnreadableExpression(call)}: {ADAPTER}")
                 for one in call.keywords:
                     if one.arg == "max_seq_length":  # unsloth's
                         with contextlib.suppress(*UNKNOWN):
@@ -108,40 +124,42 @@ def answer_of(reader: Values, call: ast.Call, scope: Scope, settings: Mapping[st
     raise UnreadableExpression(call)
 
 
-def changed_dict(reader: Values, node: ast.expr, scope: Scope) -> dict[str, Any]:
-    """Return a dict with what the script sets in it before this use: `settings["seed"] = 1`, `settings.update(...)`."""
-    found = dict(reader.value(node, scope))
-    if not isinstance(node, ast.Name):
-        return found
+def changed(reader: Values, found: Any, node: ast.Name, scope: Scope) -> Any:
+    """Return a dict or a list, which a name is bound to, with what the script changes in it before this use of the
+    name: `settings["seed"] = 1`, `settings.update(...)`, `words.append(...)`. UnreadableExpression for a change that is
+    not followed."""
     owner = scope
     while owner.outer is not None and all(one.name != node.id for one in owner.bound):
         owner = owner.outer
     end = node.lineno if owner is scope else sys.maxsize
     lines = [one.statement.lineno for one in owner.bound if one.name == node.id and one.statement.lineno < end]
     every = [one for one in owner.bound if one.name.startswith(f"{node.id}[")]
+    every += [one for one in owner.changed if one.name == node.id]
     every = [one for one in every if max(lines, default=0) < one.statement.lineno < end]
-    for one in sorted([*every, *scope.changes(node)], key=lambda one: one.statement.lineno):
-        call = one.value if one.name == node.id else None
+    found = found.copy()
+    for one in sorted(every, key=lambda one: one.statement.lineno):
         if (is_taken := one.is_known()) is None:
             raise UnreadableExpression(one.statement, "which a branch decides")
-        if is_taken and isinstance(call, ast.Call) and last_name(call.func) == "update":
-            for given in call.args:
-                found |= reader.value(given, one.scope)
-            found |= {str(word.arg): reader.value(word.value, one.scope) for word in call.keywords}
-        elif is_taken and call is None:
-            place = ast.parse(one.name, mode="eval").body
-            if isinstance(place, ast.Subscript):
-                found[reader.value(place.slice, one.scope)] = reader.value(one.value, one.scope)
-        else:
-            continue
-        reader.read_statements.add(id(one.statement))
+        if is_taken:
+            _change(reader, found, one)
+            reader.read_statements.add(id(one.statement))
     return found
 
 
-def held_by(reader: Values, node: ast.expr, scope: Scope) -> Any:
-    """Return what a value holds when it is used here: a dict with what the script has set in it."""
-    found = reader.value(node, scope)
-    return changed_dict(reader, node, scope) if isinstance(found, dict) else found
+def _change(reader: Values, found: Any, one: Binding) -> None:
+    """Change a dict or a list as a statement does."""
+    call = one.value if isinstance(one.value, ast.Call) and not one.name.endswith("]") else None
+    if call is None:
+        place = ast.parse(one.name, mode="eval").body
+        if not isinstance(place, ast.Subscript) or not isinstance(place.value, ast.Name):
+            raise UnreadableExpression(one.statement)
+        found[reader.value(place.slice, one.scope)] = reader.value(one.value, one.scope)
+        return
+    method, given = last_name(call.func), [reader.value(each, one.scope) for each in call.args]
+    words = {str(word.arg): reader.value(word.value, one.scope) for word in call.keywords}
+    if method not in CHANGES[type(found)]:
+        raise UnreadableExpression(one.statement)
+    getattr(found, method)(*given, **words)
 
 
 def refuse_own_words(trees: Sequence[ast.AST], node: ast.AST) -> None:

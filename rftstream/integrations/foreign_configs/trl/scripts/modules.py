@@ -40,7 +40,7 @@ class ScriptCode:
     def __init__(self, name: str, lines: Sequence[str], scope: Scope, reader: Values) -> None:
         self.name = name
         self._lines, self._scope, self._reader = lines, scope, reader
-        self._lambdas: dict[str, ast.Lambda | ast.Call] = {}
+        self._lambdas: dict[str, ast.Lambda | ast.Call | ast.Attribute] = {}
         self.renamed: dict[str, str] = {}
         """Columns that the copied functions read, and what they are called in the copy."""
         self._readers: set[str] = set()
@@ -63,6 +63,20 @@ class ScriptCode:
         own = any(isinstance(one, (*DEFINITIONS, ast.ImportFrom)) for one in bound)
         if missing or not own:
             return None
+        return self._named(made, node)
+
+    def name_method(self, node: ast.Attribute) -> str | None:
+        """Return a name for a method of an object of a class of the script. `copy` takes it. None for anything else."""
+        owner = node.value
+        made = named(owner, self._scope) if isinstance(owner, ast.Name) else owner
+        kind = named(made.func, self._scope) if isinstance(made, ast.Call) else made
+        missing: list[str] = []
+        self._collect(names_in(node), {}, missing)
+        if missing or not isinstance(kind, ast.ClassDef) or ast.unparse(owner) == "self":
+            return None
+        return self._named(ast.Name(node.attr), node)
+
+    def _named(self, made: ast.expr, node: ast.Call | ast.Attribute) -> str:
         base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", ast.unparse(made)).lower()
         name = next(one for one in (f"{base}_{number}" for number in itertools.count(1)) if one not in self._lambdas)
         self._lambdas[name] = node
@@ -78,7 +92,7 @@ class ScriptCode:
         for name in names:
             if (node := self._lambdas.get(name)) is not None:
                 self._collect(names_in(node), found, missing)
-                if isinstance(node, ast.Call):
+                if not isinstance(node, ast.Lambda):
                     made.append(f"{name} = {ast.unparse(node)}")
                 else:
                     made.append(f"def {name}({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}")
@@ -111,7 +125,7 @@ class ScriptCode:
     def words_of(self, names: Sequence[str]) -> set[str]:
         """Return the parameters and the texts in these functions."""
         nodes = [self._lambdas[name] for name in names if name in self._lambdas]
-        names = [*names, *(used for node in nodes if isinstance(node, ast.Call) for used in names_in(node))]
+        names = [*names, *(used for node in nodes if not isinstance(node, ast.Lambda) for used in names_in(node))]
         every: list[ast.AST] = [*nodes, *(one.value for name in names for one in self._bindings(name))]
         inside = [one for node in every for one in ast.walk(node)]
         return {one.arg for one in inside if isinstance(one, ast.arg)} | {
@@ -397,6 +411,8 @@ class FunctionReader:
             return f"{module}:{node.attr}"
         if isinstance(node, ast.Attribute) and (module := imported(node.value, scope)):
             return f"{module}:{node.attr}"
+        if isinstance(node, ast.Attribute) and (name := self._code.name_method(node)) is not None:
+            return name
         if isinstance(node, ast.Lambda) and not scope.module:
             return self._code.name_lambda(node)
         if isinstance(node, ast.Name):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from rftstream.integrations.foreign_configs.trl.scripts.scopes import (
     UNKNOWN,
     Scope,
     UnreadableExpression,
+    attributes_of,
     last_name,
     of_object,
 )
@@ -39,6 +41,8 @@ PLACES = {
     "SFT": ("model", "args", "data_collator", *ENDS),
 }
 """Trainer -> its parameters, by place. Reward models have those of SFT."""
+COPIES = ("replace", "deepcopy", "copy")
+"""Functions that return another object with the same settings."""
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_r": 16, "lora_alpha": 32}}
 """Class of an adapter's settings -> its defaults: peft's, and those of TRL's command line."""
@@ -65,7 +69,9 @@ class ScriptReader(ScriptValues):
         )
         script.images = rest.column_of_images(every)
         positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
-        given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
+        given: dict[str, ast.expr] = {**positional}
+        for one in call.keywords:
+            given |= {one.arg: one.value} if one.arg else self._spread(one.value, scope)
         for name, node in given.items():
             try:
                 self._argument(script, name, node, given, scope)
@@ -88,6 +94,11 @@ class ScriptReader(ScriptValues):
                 script.settings["resume_from_checkpoint"] = one.value.value
             else:
                 script.unreadable["resume_from_checkpoint"] = str(UnreadableExpression(one.value))
+        for bound in scope.bound + self.scope.bound:
+            made = bound.value
+            if isinstance(made, ast.Call) and last_name(made.func) == "train_on_responses_only":  # of unsloth
+                script.settings["assistant_only_loss"] = True
+                self.read_statements.add(id(bound.statement))
         functions = {one.name: one for one in every if isinstance(one, ast.FunctionDef)}
         bodies = rest.bodies_around(self._tree, body)
         own = [one for one in self._classes if one.name == last_name(call.func)]  # a class derived from TRL's trainer
@@ -100,18 +111,30 @@ class ScriptReader(ScriptValues):
             script.rows[name] = rows_script(self._path, self._lines, bodies, call, node, file, others)
         read = self.read_statements | rest.passed_over(bodies, lambda one: self.holds(one, scope))
         left = rest.unread_statements(bodies, call, functions, read)
-        script.unread_statements = [*self._loops, *(rest.to_do_about(one) for one in [*own, *left])]
+        script.unread_statements += [*self._loops, *(rest.to_do_about(one) for one in [*own, *left])]
         calls = (one for one in every if isinstance(one, ast.Call) and one is not call)
         more = [one for one in calls if self._kind(last_name(one.func)) is not None]
         script.configs = self._configs.read
         script.unread_statements += [f"{UnreadableExpression(one)}: {ANOTHER_TRAINER}" for one in more]
         return script
 
+    def _spread(self, node: ast.expr, scope: Scope) -> dict[str, ast.expr]:
+        """Return the arguments in `**node`; under the name `**` if they are not known one by one."""
+        with contextlib.suppress(*UNKNOWN):
+            found, around = self.resolved(node, scope)
+            if isinstance(found, ast.Call) and last_name(found.func) == "dict" and not found.args and around is scope:
+                return {str(one.arg): one.value for one in found.keywords}
+            if isinstance(found, ast.Dict) and around is scope:
+                pairs = zip(found.keys, found.values, strict=True)
+                return {str(self.value(key or node, scope)): one for key, one in pairs}
+        return {"**": node}
+
     def _argument(self, script: Script, name: str, node: ast.expr, given: Mapping[str, ast.expr], scope: Scope) -> None:
         """Take one argument of the trainer. An error in UNKNOWN if its value is not known."""
-        readers = {"args": self._config, "peft_config": self.lora}
-        if name in readers:
-            script.settings |= readers[name](node, scope, script)
+        if name == "args":
+            script.settings |= self._config(node, scope, script)
+        elif name == "peft_config":
+            script.settings |= self.lora(node, scope, script)
         elif name in ("reward_funcs", "tools") and script.code is not None:
             script.settings[name] = FunctionReader(self, script.code).read(node, scope)
         elif name == "train_dataset":
@@ -182,8 +205,7 @@ class ScriptReader(ScriptValues):
                 if one.arg == "vllm_sampling_params":
                     found = {**loaded.sampling_of(self, *self._called(one.value, scope)), **found}
                     continue
-                is_all = one.arg is None
-                value = loaded.changed_dict(self, one.value, scope) if is_all else self.value(one.value, scope)
+                value = self.value(one.value, scope)
                 found |= {str(key): item for key, item in value.items()} if one.arg is None else {one.arg: value}
             except UNKNOWN as error:
                 script.unreadable[f"{prefix}{one.arg or f'**{ast.unparse(one.value)}'}"] = str(error)
@@ -200,7 +222,7 @@ class ScriptReader(ScriptValues):
                 return self._called(returned[0], home.inside(function, found, around))
         return found, around
 
-    def _config(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
+    def _config(self, node: ast.expr, scope: Scope, script: Script, *, is_copied: bool = False) -> dict[str, Any]:
         found, around = {}, scope
         if self._is_parsed(node, scope):
             others = [one for one in self._changed if one.arg not in self._given]
@@ -208,14 +230,38 @@ class ScriptReader(ScriptValues):
         else:
             call, inside = self._called(node, scope)
             around = self.resolved(node, scope)[1]
-            if not last_name(call.func).endswith(ARGUMENTS):
+            if last_name(call.func) in COPIES and call.args:  # dataclasses.replace(args, seed=1)
+                found = self._config(call.args[0], inside, script, is_copied=True)
+                return found | self.arguments(call, inside, script) | self._set_in(node, around, script, sys.maxsize)
+            own = self._defaults_of(call, inside, script)
+            if not last_name(call.func).endswith(ARGUMENTS) and own is None:
                 raise UnreadableExpression(call, "its settings come from a command line or another place")
-            found = self.arguments(call, inside, script)
+            given = self.arguments(call, inside, script)
             if call.args:
-                found.setdefault("output_dir", self.value(call.args[0], inside))
+                given.setdefault("output_dir", self.value(call.args[0], inside))
+            found = (own or {}) | given
+        return found | self._set_in(node, around, script, node.lineno if is_copied else sys.maxsize)
+
+    def _defaults_of(self, call: ast.Call, scope: Scope, script: Script) -> dict[str, Any] | None:
+        """Return the settings that a class of the script, derived from TRL's, gives other defaults. None for any other
+        class."""
+        with contextlib.suppress(UnreadableExpression):
+            kind, around = self.resolved(call.func, scope)
+            bases = [last_name(one) for one in kind.bases] if isinstance(kind, ast.ClassDef) else []
+            if isinstance(kind, ast.ClassDef) and any(one.endswith(ARGUMENTS) for one in bases):
+                methods = (one for one in kind.body if isinstance(one, ast.FunctionDef))
+                script.unread_statements += [rest.to_do_about(one) for one in methods]
+                given = [ast.keyword(name, one) for name, one in attributes_of(kind).items() if name in self._known]
+                return self.arguments(ast.Call(call.func, [], given), around, script)
+        return None
+
+    def _set_in(self, node: ast.AST, around: Scope, script: Script, end: int) -> dict[str, Any]:
+        """Return what the script sets in its settings, `args.seed = 1`, before a line."""
+        found: dict[str, Any] = {}
         changed = re.compile(rf"{re.escape(ast.unparse(node))}\.(\w+)") if isinstance(node, ast.Name) else None
         for one in around.bound if changed is not None else ():
-            if match := changed.fullmatch(one.name) if changed else None:
+            match = changed.fullmatch(one.name) if changed and one.statement.lineno < end else None
+            if match:
                 self.read_statements.add(id(one.statement))
                 if (is_known := one.is_known()) is None:
                     script.unreadable[match[1]] = str(UnreadableExpression(one.value, "which is set in a branch"))

@@ -29,6 +29,7 @@ JUDGED = 'its judge can be the reward "judge" of grpo or rloo (docs/rewards.md)'
 ELSEWHERE = {
     **dict.fromkeys(("KTO", "ORPO", "CPO", "BCO"), "dpo learns from preferences, in pairs (docs/data.md)"),
     **dict.fromkeys(("OnlineDPO", "NashMD", "XPO"), JUDGED),
+    "PRM": "no reward of each step is trained; reward_model learns from pairs (docs/data.md)",
     **dict.fromkeys(("GKD", "MiniLLM"), "opd distils a teacher (docs/algorithms.md)"),
     "PPO": "ppo, with a critic, is set by hand (docs/algorithms.md)",
 }
@@ -52,7 +53,11 @@ def unread_statements(
         body, wanted = waiting.pop()
         statements = list(_statements(_until_trained(body)))
         touched = _touched(statements, wanted, trainer)
-        matter = (one for one in statements if _matters(one, touched, functions) and id(one) not in read)
+        matter = (
+            one
+            for one in statements
+            if (_matters(one, touched, functions) or _wraps(one, statements, trainer)) and id(one) not in read
+        )
         found |= {id(one): one for one in matter if getattr(one, "value", None) is not trainer}
         for call in (called for one in statements for called in _makers(one, touched)):
             made = functions.get(last_name(call.func)) if _is_own(call.func) else None
@@ -157,7 +162,7 @@ def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> b
         parts = [one for target in targets for one in _parts(target) if isinstance(one, (ast.Attribute, ast.Subscript))]
         parts = [one for one in parts if not _is_own(one)]
         return any(
-            (root_name(one) in touched or _is_patched(one))
+            (root_name(one) in touched or _is_patched(one) or _of_vars(one) in touched)
             and (not isinstance(one, ast.Attribute) or one.attr not in HARMLESS["set"])
             for one in parts
         )
@@ -169,6 +174,21 @@ def _matters(node: ast.stmt, touched: set[str], functions: Collection[str]) -> b
         return False
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return root_name(owner) in touched or any(root_name(one) in touched for one in given)
+
+
+def _wraps(node: ast.stmt, statements: Sequence[ast.stmt], trainer: ast.Call) -> bool:
+    """Return whether a statement puts what a call makes of the trainer in its place: `trainer = changed(trainer)`."""
+    if not isinstance(node, ast.Assign) or not isinstance(call := node.value, ast.Call) or call is trainer:
+        return False
+    made = {name for one in statements for name, value in _bound(one) if value is trainer}
+    return bool(made & {root_name(one) for one in node.targets}) and bool(made & _names_in(call))
+
+
+def _of_vars(node: ast.expr) -> str:
+    """Return the name in `vars(name)["seed"]`, or nothing."""
+    call = node.value if isinstance(node, ast.Subscript) else None
+    of = call.args[0] if isinstance(call, ast.Call) and last_name(call.func) == "vars" and call.args else None
+    return root_name(of)
 
 
 def _is_own(node: ast.expr) -> bool:
@@ -250,12 +270,34 @@ class _FirstTurns(ast.NodeTransformer):
         if not any(name.endswith("Trainer") for name in calls):
             return node
         self.generic_visit(node)
+        first = ast.Subscript(node.iter, ast.Constant(0), ast.Load())
+        turn = ast.Assign([node.target], first)
+        for made in (turn, first, first.slice):
+            ast.copy_location(made, node.iter)
+        for one in _leaving(node.body):
+            self.to_do.append(f"{UnreadableExpression(one)}: the run is of a first turn that does not leave here")
+        if node.orelse:
+            self.to_do.append(f"{UnreadableExpression(node.orelse[0])}: it runs after the turns of a loop; {BY_HAND}")
+        if isinstance(node.body[-1], ast.Break):
+            return [turn, *node.body]
         self.to_do.append(
             f"line {node.lineno}: for {ast.unparse(node.target)} in {shown(node.iter)}: the run is that of the first "
             "turn; make one of each other turn, by --set or a copy of the run file"
         )
-        first = ast.Subscript(node.iter, ast.Constant(0), ast.Load())
-        turn = ast.Assign([node.target], first)
-        for one in (turn, first, first.slice):
-            ast.copy_location(one, node.iter)
         return [turn, *node.body]
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        calls = (last_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
+        if any(name.endswith("Trainer") for name in calls):
+            self.to_do.append(f"line {node.lineno}: while {shown(node.test)}: trains in turns; the run is one of them")
+        return node
+
+
+def _leaving(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements on whose condition a turn of a loop ends before its end."""
+    for node in body:
+        if isinstance(node, (ast.If, ast.Try, ast.With)):
+            inside = [*node.body, *getattr(node, "orelse", ())]
+            if any(isinstance(one, (ast.Break, ast.Continue)) for one in inside):
+                yield node
+            yield from _leaving(inside)

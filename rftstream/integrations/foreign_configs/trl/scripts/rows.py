@@ -98,6 +98,9 @@ class DatasetReader:
 
     def _part(self, node: ast.Subscript, scope: Scope) -> tuple[Settings, Row]:
         """Return a dataset of several: by the name of its split, or by its place in a list of splits."""
+        if (bound := scope.set_before(node)) is not None:  # rows["train"] = rows["train"].select(...)
+            self._reader.read_statements.add(id(bound.statement))
+            return self._read(bound.value, bound.scope)
         part = self._reader.value(node.slice, scope)
         if (made := self._returned(node.value, scope)) is not None and isinstance(made[0], ast.Tuple):
             return self._read(made[0].elts[part], made[1])

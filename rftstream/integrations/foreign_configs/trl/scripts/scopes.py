@@ -94,6 +94,11 @@ class Scope:
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 if isinstance(function := node.value.func, ast.Attribute):
                     self.changed.append(Binding(ast.unparse(function.value), node.value, node, self, tests))
+            elif isinstance(node, ast.Delete):
+                for item in (one for one in node.targets if isinstance(one, ast.Subscript)):
+                    taken = ast.Call(ast.Attribute(item.value, "pop", ast.Load()), [item.slice], [])
+                    call = ast.copy_location(taken, node)
+                    self.changed.append(Binding(ast.unparse(item.value), call, node, self, tests))
             elif isinstance(node, DEFINITIONS):
                 self.bound.append(Binding(node.name, node, node, self, tests))
                 said = (one for one in ast.walk(node) if isinstance(one, ast.Global))
@@ -127,13 +132,14 @@ class Scope:
             raise UnreadableExpression(name, "which is bound in a branch" if before else "")
         return self.outer.seen_from_inside(name)
 
-    def set_before(self, node: ast.Attribute) -> Binding | None:
-        """Return what sets an attribute, `args.rate = 1`, before this use of it. UnreadableExpression if a branch
-        decides."""
+    def set_before(self, node: ast.Attribute | ast.Subscript) -> Binding | None:
+        """Return what sets an attribute or an item, `args.rate = 1`, before this use of it. UnreadableExpression if a
+        branch decides."""
         last = getattr(node, "lineno", math.inf)
         found = [one for one in self.named(ast.unparse(node)) if one.statement.lineno < last]
         if not found and self.outer is not None:
-            return self.outer.set_before(ast.Attribute(node.value, node.attr))
+            later = ast.Subscript(node.value, node.slice) if isinstance(node, ast.Subscript) else None
+            return self.outer.set_before(later or ast.Attribute(node.value, node.attr))  # type: ignore[union-attr]
         if found and not found[-1].is_known():
             raise UnreadableExpression(node, "which is set in a branch")
         return found[-1] if found else None

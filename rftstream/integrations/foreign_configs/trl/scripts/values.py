@@ -103,9 +103,11 @@ class ScriptValues:
             return node.value
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
             return [self.value(one, scope) for one in node.elts]
-        if isinstance(node, ast.Dict) and None not in node.keys:
-            pairs = zip(node.keys, node.values, strict=True)
-            return {self.value(key, scope): self.value(one, scope) for key, one in pairs if key is not None}
+        if isinstance(node, ast.Dict):
+            made: dict[Any, Any] = {}
+            for key, one in zip(node.keys, node.values, strict=True):
+                made |= self.value(one, scope) if key is None else {self.value(key, scope): self.value(one, scope)}
+            return made
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self.value(node.operand, scope)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -137,37 +139,83 @@ class ScriptValues:
             return self.value(node.args[0], scope)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
             key, *default = (self.value(one, scope) for one in node.args)
-            return loaded.held_by(self, node.func.value, scope).get(key, *default)
-        if isinstance(node, ast.Call) and last_name(node.func) == "dict" and not node.args:
-            return {one.arg: self.value(one.value, scope) for one in node.keywords}
+            return self.value(node.func.value, scope).get(key, *default)
+        if isinstance(node, ast.Call) and last_name(node.func) == "dict":
+            parts = [self.value(one, scope) for one in node.args]
+            keywords: list[ast.expr | None] = [ast.Constant(one.arg) if one.arg else None for one in node.keywords]
+            return dict(*parts) | self.value(ast.Dict(keywords, [one.value for one in node.keywords]), scope)
+        if isinstance(node, ast.Call) and last_name(node.func) in ("vars", "asdict") and len(node.args) == 1:
+            fields = self._fields(node, scope)
+            return {name: self._attribute(ast.Attribute(node.args[0], name), scope) for name in fields}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXTS:
             said = str(self.value(node.func.value, scope))
             return getattr(said, node.func.attr)(*(self.value(one, scope) for one in node.args))
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
-            return self._exported_as(str(self.value(node.slice, scope)), node)
+            name = str(self.value(node.slice, scope))
+            with contextlib.suppress(KeyError):
+                return self._set_as_environment(name, node, scope)
+            return self._exported_as(name, node)
         if isinstance(node, ast.Subscript):
             with contextlib.suppress(*UNKNOWN):
                 of, around = self.resolved(node.value, scope)
                 if isinstance(of, ast.Call) and last_name(of.func) == "vars":
                     return self._attribute(ast.Attribute(of.args[0], self.value(node.slice, scope)), around)
-            return loaded.held_by(self, node.value, scope)[self.value(node.slice, scope)]
-        if isinstance(node, (ast.Name, ast.IfExp)):
+            return self.value(node.value, scope)[self.value(node.slice, scope)]
+        if isinstance(node, ast.Name):
+            found, around = scope.find(node)
+            found, around = self.beside.find(found, node.id, around)
+            held = self.value(found, around)
+            return loaded.changed(self, held, node, scope) if isinstance(held, (dict, list)) else held
+        if isinstance(node, ast.IfExp):
             return self.value(*self.resolved(node, scope))
         if isinstance(node, ast.Attribute):
             found, around = self.resolved(node, scope)
             return self._attribute(node, scope) if found is node else self.value(found, around)
         raise UnreadableExpression(node)
 
+    def _fields(self, node: ast.Call, scope: Scope) -> list[str]:
+        """Return the names in `vars(...)` or `asdict(...)`: all of a command line, or the fields of a dataclass."""
+        made, around = self.resolved(node.args[0], scope)
+        if isinstance(made, ast.Call) and last_name(made.func) == "parse_args":
+            every = [one for tree in (self._tree, *self.beside.trees) for one in ast.walk(tree)]
+            added = [one for one in every if isinstance(one, ast.Call) and last_name(one.func) == "add_argument"]
+            flags = [[str(each.value) for each in one.args if isinstance(each, ast.Constant)] for one in added]
+            longest = [max(one, key=len) for one in flags if one]
+            if any(word.arg == "dest" for one in added for word in one.keywords):
+                raise UnreadableExpression(node)
+            return [one.lstrip("-").replace("-", "_") for one in longest]
+        if isinstance(made, ast.Call) and isinstance(kind := self.resolved(made.func, around)[0], ast.ClassDef):
+            return [name for name, _ in fields_of(kind)]
+        raise UnreadableExpression(node)
+
     def _of_environment(self, node: ast.Call, scope: Scope) -> Any:
         """Return an environment variable as the launch gives it, or its default."""
         given = [*node.args, *(one.value for one in node.keywords if one.arg == "default")]
         name = str(self.value(given[0], scope))
+        with contextlib.suppress(KeyError):
+            return self._set_as_environment(name, node, scope)
         if name in self._exported:
             return self._exported_as(name, node)
         if len(given) < 2:
             raise UnreadableExpression(node, "which has no default")
         self._environment[name] = default = self.value(given[1], scope)
         return default
+
+    def _set_as_environment(self, name: str, node: ast.expr, scope: Scope) -> Any:
+        """Return an environment variable that the script sets before. KeyError if it does not."""
+        place = ast.parse(f"os.environ[{name!r}]", mode="eval").body
+        if isinstance(place, ast.Subscript) and (bound := scope.set_before(ast.copy_location(place, node))) is not None:
+            self.read_statements.add(id(bound.statement))
+            return self.value(bound.value, bound.scope)
+        changes = (one for one in (*scope.changed, *self.scope.changed) if one.name == "os.environ")
+        for one in changes:
+            call = one.value
+            if isinstance(call, ast.Call) and name in ast.unparse(call):
+                if last_name(call.func) != "setdefault" or not one.is_known():
+                    raise UnreadableExpression(call)
+                self.read_statements.add(id(one.statement))
+                return self._exported_as(name, node) if name in self._exported else self.value(call.args[1], one.scope)
+        raise KeyError(name)
 
     def _exported_as(self, name: str, node: ast.AST) -> str:
         """Return an environment variable as the launch gives it."""
