@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -121,16 +122,33 @@ def evaluation_chart(history: History) -> Chart:
 
 
 def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False) -> Chart:
-    """Return one chart with the main line of a panel for each run, labelled with the runs' names."""
-    lines: list[Line] = []
+    """Return one chart with a line of a panel for each run, labelled with the runs' names: of what most runs have, such
+    as an evaluation, else the main line of each. Where runs have lines of different things, labels name these, too."""
+    found: dict[str, list[Line]] = {}
     panel, axis = Panel(title=title, unit="", lines=()), None
-    for i, (name, history) in enumerate(runs.items()):
+    for name, history in runs.items():
         axis = over_time(history) if by_time else over_steps(history)
-        for found in panels(history, axis):
-            if found.title == title:
-                panel = found
-                main = [line for line in found.lines if not line.right and not line.area][:1]
-                lines += [replace(line, label=name, color=COLORS[i % len(COLORS)]) for line in main]
+        for one in panels(history, axis):
+            if one.title == title:
+                panel = one
+                found[name] = [line for line in one.lines if not line.right and not line.area]
+    shared = Counter(line.label for lines in found.values() for line in lines)
+    chosen = {
+        name: max(lines, key=lambda line: shared[line.label])  # the first of those that most runs have
+        for name, lines in found.items()
+        if lines
+    }
+    differ = len({line.label for line in chosen.values()}) > 1
+    lines = [
+        replace(
+            chosen[name],
+            label=f"{name}: {chosen[name].label}" if differ and chosen[name].label else name,
+            color=COLORS[i % len(COLORS)],
+            dash="solid",
+        )
+        for i, name in enumerate(runs)
+        if name in chosen
+    ]
     axis = axis or over_steps(History(steps=(), resumes=(), evaluations=(), current=None))
     none = np.empty(0)
     axis = replace(axis, stages=none, resumes=none, settings=())

@@ -128,6 +128,18 @@ def test_lines_have_a_gap_where_the_reward_changed() -> None:
     assert compared == [{"x": 21.0, "text": "one: reward changed"}]
 
 
+def test_runs_beside_each_other_are_compared_by_what_both_have() -> None:
+    """Without anything in common, each line says what it is of."""
+    both = history(evaluations=(evaluation(1, mean=0.2), replace(evaluation(1, mean=0.9), evaluation="another")))
+    one, other = history(evaluations=(evaluation(1, mean=0.5),)), replace(evaluation(1, mean=0.7), evaluation="third")
+    labels = {
+        line["label"]: line["last"] for line in runs_chart("Evaluations", {"one": one, "both": both}).data["lines"]
+    }
+    assert labels == {"one": "0.500", "both": "0.200"}
+    apart = runs_chart("Evaluations", {"one": one, "other": history(evaluations=(other,))}).data["lines"]
+    assert [line["label"] for line in apart] == ["one: held-out", "other: third"]
+
+
 def test_settings_that_a_resume_changed_are_marked_where_it_went_on() -> None:
     """One trainer does versions 1 to 20; two others do 21 to 30 and are rolled back to 20; the last does 21 to 40 with
     two other settings. What changed between trainers that are out of force is no mark."""
