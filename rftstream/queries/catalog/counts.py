@@ -6,7 +6,7 @@ of their rollouts, so that no query reads every rollout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rftstream.error_kinds import counted_kinds
@@ -155,15 +155,22 @@ class TopicRate:
     records_per_s: float
     tokens_per_s: float
     seconds: float
-    """Time over which the rates are: that of the run before the moment, up to the window."""
+    """Time over which the rates are: that of the run before the moment, up to the window, without pauses."""
     total: int
     """Records in all, up to the moment."""
 
 
-def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: float = 120.0) -> dict[str, TopicRate]:
+def read_rates(
+    catalog: CatalogReader,
+    moment: Moment,
+    *,
+    now: float,
+    window_s: float = 120.0,
+    at_work_s: Callable[[float], float] = float,
+) -> dict[str, TopicRate]:
     """Return the rate of each topic over the last `window_s` seconds before the moment, or since the first rollouts of
     a shorter run: workers that load models have no speed yet. `now` is the current time, or that of the newest record
-    of a run that does not go on."""
+    of a run that does not go on. `at_work_s` gives a clock time minus the pauses before it: no speed counts these."""
     end = min(now, moment.at_s)
     first = catalog.row(
         "SELECT coalesce((SELECT min(bucket) FROM rates WHERE topic = 'rollouts'),"
@@ -171,7 +178,7 @@ def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: 
     )
     began = end if first is None or first["bucket"] is None else float(first["bucket"]) * BUCKET_S
     begin = max((end - window_s) // BUCKET_S, began // BUCKET_S - 1)
-    seconds = max(1.0, end - max(began, (begin + 1) * BUCKET_S))
+    seconds = max(1.0, at_work_s(end) - at_work_s(max(began, (begin + 1) * BUCKET_S)))
     rows = catalog.rows(
         "SELECT topic, sum(records) AS total, sum(CASE WHEN bucket > :begin THEN records ELSE 0 END) AS records,"
         " sum(CASE WHEN bucket > :begin THEN tokens ELSE 0 END) AS tokens FROM rates WHERE bucket <= :end GROUP BY 1",

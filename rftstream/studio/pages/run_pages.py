@@ -69,7 +69,8 @@ def glance(page: PageOfRun) -> Values:
 def _rates(page: PageOfRun, now: float) -> dict[str, TopicRate]:
     status, read_at = page.snapshot.status, page.snapshot.read_at
     is_live = status is not None and status.live
-    return read_rates(page.catalog, page.moment, now=min(now, read_at) if is_live else newest_time(page.catalog))
+    end = min(now, read_at) if is_live else newest_time(page.catalog)
+    return read_rates(page.catalog, page.moment, now=end, at_work_s=page.glanced.at_work_s)
 
 
 def flow(page: PageOfRun) -> Values:

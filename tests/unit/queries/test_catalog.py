@@ -162,6 +162,9 @@ def test_fates_of_all_kinds(run: Run) -> None:
         rate = read_rates(catalog, moment, now=memory.clock.now())["rollouts"]
         assert rate.total == 10 and rate.seconds < 120, "a run that is shorter than the window"
         assert rate.records_per_s == pytest.approx(10 / rate.seconds)
+        now = memory.clock.now()
+        paused = read_rates(catalog, moment, now=now, at_work_s=lambda at: at - 3.0 * (at >= now))["rollouts"]
+        assert paused.seconds == pytest.approx(max(1.0, rate.seconds - 3.0)), "3 s of a pause are left out"
 
 
 @pytest.mark.law("twice", "conservation")
