@@ -47,7 +47,7 @@ BUDGETS = {
     "runs": 2_900,
     "sandbox": 2_700,
     "service": 2_800,
-    "studio": 3_300,
+    "studio": 3_350,
     "testing": 2_000,
     "top": 850,
     "trackers": 550,
