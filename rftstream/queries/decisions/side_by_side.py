@@ -137,7 +137,7 @@ class SideBySide(Report):
             if any(side.siblings[key] for side in sides):
                 rows.append(("  siblings", *(f"{side.siblings[key]:,}" for side in sides)))
         yield from columns(rows)
-        both = f"groups in batches of both {self.num_in_both:,}"
+        both = f"groups, by their ids, in batches of both {self.num_in_both:,}"
         yield f"{both}, of the first alone {self.num_only_before:,}, of the second {self.num_only_after:,}"
 
 
