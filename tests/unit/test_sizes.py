@@ -34,7 +34,7 @@ BUDGETS = {
     "environments": 5_600,
     "gateway": 1_500,
     "http": 650,
-    "integrations": 6_350,
+    "integrations": 6_400,
     "joined": 900,
     "launch": 4_000,
     "models": 4_100,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -213,6 +213,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
         ends = [number for number, word in enumerate(words) if number > place and END.match(word)]
         parts = (words[max(starts, default=0) : place], words[place + 1 : ends[0] if ends else None])
         launcher, given = ({name.replace("-", "_"): one for name, one in _flags(part).items()} for part in parts)
+        alone = list(takewhile(lambda one: not one.startswith("--") and one not in ("$@", "$*"), parts[1]))
         before = next((number for number, word in enumerate(words) if not PAIR.match(word)), 0)
         environment |= dict(one.partition("=")[::2] for one in words[:before])
         files = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
@@ -232,6 +233,7 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             environment=dict(environment),
             others=(
                 *unsaid,
+                *(f"{one}: given to {words[place]}, and nothing here reads it: write what it sets" for one in alone),
                 *(f"{path.name} runs {one} before, which no run does: run it first" for one in earlier),
                 *(
                     f"{name}: {path.name} sets it in an `if`; {one!r}, its last, was taken"

@@ -105,6 +105,11 @@ SFT = f"trainer = SFTTrainer('m', SFTConfig('o', max_steps=4), train_dataset={RO
         (f"A = GRPOConfig()\nM = PeftModel.from_pretrained(AutoModel.from_pretrained('m'), 'ad')\n"
          f"GRPOTrainer(M, right, A, {ROWS}).train()",
          ["PeftModel.from_pretrained(AutoModel.from_pretrained('m'),...: the adapter is not in the run file"]),
+        (f"A = dict(seed=1)\ndef f():\n    A['beta'] = 0.5\nf()\n{OF}", ["A, which a function changes"]),
+        (f"def made():\n    return GRPOTrainer('m', right, GRPOConfig('o'), {ROWS})\n"
+         "t = made()\nt.args.seed = 3\nt.train()", ["t.args.seed = 3: nothing here reads"]),
+        (f"GRPOTrainer('m', ['org/a', 'org/b', right], GRPOConfig('o'), {ROWS}).train()",
+         ["org/b is a second model beside org/a"]),
         (f"A = GRPOConfig('o')\nvars(A)['seed'] = 3\n{TRAINED}", ["vars(A)['seed'] = 3: nothing here reads"]),
         (f"GRPOTrainer('m', right, GRPOConfig('o', deepspeed='d.json'), {ROWS}).train()",
          ["deepspeed has its own scheduler"]),
@@ -139,6 +144,7 @@ NODES = "num_machines: 2\nnum_processes: 16\n"
         ("deepspeed --num_nodes 2 --num_gpus 4 t.py", 8, 3, "8 processes on 2 machines"),
         ("accelerate launch --num_processes 10000 t.py", 10_000, None, "10,000 processes were found, more GPUs than"),
         ("torchrun --nproc_per_node gpu t.py", 1, None, "nproc_per_node gpu: how many that is, only the machine"),
+        ("python t.py trainer.lr=3e-6 --seed 1", 1, None, "trainer.lr=3e-6: given to t.py, and nothing here reads it"),
         ("accelerate launch --config_file cpu.yaml t.py", 2, None, ""),
     ],
 )

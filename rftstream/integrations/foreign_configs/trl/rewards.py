@@ -23,6 +23,7 @@ class RewardRules:
         """`module`: the beginning of the names of modules beside the run file. `asked` gets `reward_funcs` if the user
         is asked to write them."""
         self._c, self._script, self._path, self._module, self._asked = conversion, script, path, module, asked
+        self._models: dict[str, Any] = {}
 
     def put(self, section: str, there: str) -> None:
         """Write the rewards of a section, or a placeholder that `check` refuses."""
@@ -87,7 +88,11 @@ class RewardRules:
         `imported` those of other modules."""
         c = self._c
         if isinstance(one, dict) and "model" in one:
-            c.put("rewards.reward_model.path", one["model"], "reward_funcs: a model")
+            first = self._models.setdefault("reward_model", one["model"])
+            if one["model"] != first:
+                c.ask(f"reward_funcs: {one['model']} is a second model beside {first}, and one alone is a reward here")
+                return None
+            c.put("rewards.reward_model.path", first, "reward_funcs: a model")
             return "reward_model"
         module, _, name = str(next(iter(one)) if isinstance(one, dict) else one).rpartition(":")
         is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)

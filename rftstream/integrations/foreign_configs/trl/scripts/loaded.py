@@ -136,6 +136,8 @@ def changed(reader: Values, found: Any, node: ast.Name, scope: Scope) -> Any:
     every = [one for one in owner.bound if one.name.startswith(f"{node.id}[")]
     every += [one for one in owner.changed if one.name == node.id]
     every = [one for one in every if max(lines, default=0) < one.statement.lineno < end]
+    if node.id in scope.outermost().changed_by_functions:
+        raise UnreadableExpression(node, "which a function changes")
     found = found.copy()
     for one in sorted(every, key=lambda one: one.statement.lineno):
         if (is_taken := one.is_known()) is None:

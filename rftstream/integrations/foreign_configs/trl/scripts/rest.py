@@ -47,12 +47,13 @@ def unread_statements(
     """Return the statements in these bodies, and in the script's functions that they make values with, in the order of
     lines. `read`: the ids of statements that a rule has read."""
     names = _names_in(trainer)
+    makers = {name for name, one in functions.items() if any(part is trainer for part in ast.walk(one))}
     found: dict[int, ast.stmt] = {}
     waiting, seen = [(body, names) for body in bodies], {one.lineno for body in bodies for one in body[:1]}
     while waiting:
         body, wanted = waiting.pop()
         statements = list(_statements(_until_trained(body)))
-        touched = _touched(statements, wanted, trainer)
+        touched = _touched(statements, wanted, trainer, makers)
         matter = (
             one
             for one in statements
@@ -122,11 +123,13 @@ def _until_trained(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
     return body[: ends[-1] + 1] if ends else body
 
 
-def _touched(statements: Sequence[ast.stmt], wanted: set[str], trainer: ast.Call) -> set[str]:
-    """Return the names that stand for something that the trainer gets, or for a part of it."""
+def _touched(statements: Sequence[ast.stmt], wanted: set[str], trainer: ast.Call, makers: set[str]) -> set[str]:
+    """Return the names that stand for the trainer, which the functions `makers` make, for something that it gets, or
+    for a part of it."""
     pairs = [pair for one in statements for pair in _bound(one)]
     bound = {name for name, _ in pairs}
     touched = set(wanted) | {name for name, value in pairs if any(one is trainer for one in ast.walk(value))}
+    touched |= {name for name, value in pairs if isinstance(value, ast.Call) and last_name(value.func) in makers}
     while True:
         new = {used for name, value in pairs if name in touched for used in _names_in(value) if used in bound}
         new |= {name for name, value in pairs if root_name(value) in touched and not _is_result(value)}

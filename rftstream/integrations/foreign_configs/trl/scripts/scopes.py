@@ -65,6 +65,8 @@ class Scope:
         """Calls of methods on names, `rewards.append(one)`: the name, and the call as its value."""
         self.set_by_functions: set[str] = set()
         """Names that functions set by `global`, when they are called."""
+        self.changed_by_functions: set[str] = set()
+        """Names whose items functions set that do not bind them."""
 
     def outermost(self) -> Scope:
         return self if self.outer is None else self.outer.outermost()
@@ -101,6 +103,7 @@ class Scope:
                     self.changed.append(Binding(ast.unparse(item.value), call, node, self, tests))
             elif isinstance(node, DEFINITIONS):
                 self.bound.append(Binding(node.name, node, node, self, tests))
+                self.outermost().changed_by_functions |= _changed_outside(node)
                 said = (one for one in ast.walk(node) if isinstance(one, ast.Global))
                 self.outermost().set_by_functions |= {name for one in said for name in one.names}
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -194,6 +197,17 @@ class Scope:
             rest = ast.Dict([None if name is None else ast.Constant(name) for name in more], list(more.values()))
             scope.bound.append(Binding(node.args.kwarg.arg, rest, node, caller or self))
         return scope.add(node.body)
+
+
+def _changed_outside(node: ast.AST) -> set[str]:
+    """Return the names whose items a function sets and that it does not bind."""
+    every = list(ast.walk(node))
+    own = {one.arg for one in every if isinstance(one, ast.arg)}
+    own |= {one.id for one in every if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    stored = {root_name(one) for one in every if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store)}
+    calls = (one for one in every if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
+    updated = {root_name(one.func) for one in calls if last_name(one.func) in ("update", "append", "extend", "insert")}
+    return (stored | updated) - own - {""}
 
 
 def of_object(outer: Scope, node: ast.ClassDef, call: ast.Call | None) -> Scope:
