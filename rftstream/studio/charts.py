@@ -53,7 +53,7 @@ class Chart:
     """Label of the horizontal axis."""
     curves: tuple[DrawnCurve, ...]
     changes: tuple[tuple[str, str], ...]
-    """Position in the view box of each change of the reward and of settings, and words about it."""
+    """Position in the view box of each change of the reward and of settings, and of each pause, with words about it."""
     low: str
     high: str
     """Limits of the vertical axis, as text."""
@@ -151,7 +151,7 @@ def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False
     ]
     axis = axis or over_steps(History(steps=(), resumes=(), evaluations=(), current=None))
     none = np.empty(0)
-    axis = replace(axis, stages=none, resumes=none, settings=())
+    axis = replace(axis, stages=none, resumes=none, settings=(), pauses=())
     return make_chart(replace(panel, lines=lines, right_unit=""), axis, of_runs=True)
 
 
@@ -190,7 +190,7 @@ def make_chart(
         }
         for line, i, mean in drawn
     ]
-    changes = sorted({*_reward_changes(lines, of_runs=of_runs), *axis.settings})
+    changes = sorted({*_reward_changes(lines, of_runs=of_runs), *axis.settings, *axis.pauses[-100:]})
     return Chart(
         title=panel.title,
         theme=panel.theme,
@@ -225,7 +225,7 @@ def _reward_changes(lines: Sequence[Line], *, of_runs: bool) -> set[tuple[float,
     return {
         (float(x), f"{line.label}: {REWARD_CHANGED}" if of_runs else REWARD_CHANGED)
         for line in lines
-        for x in line.x[line.gaps]
+        for x in line.x[line.changed]
     }
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rftstream.algorithms.reward_changes import find_reward_changes
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.curves.history import History
+from rftstream.queries.formatting import duration
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +44,7 @@ class Axis:
     steps: Floats
     """Position of each of history.steps."""
     resumes: Floats
-    """Where the run went on with the settings of before, after a stop or a pause."""
+    """Where a trainer started with the settings of before, without a pause."""
     stages: Floats
     """The position of the last step of each stage except the last stage."""
     of_evaluation: Callable[[EvalResult], float]
@@ -53,6 +54,13 @@ class Axis:
     """Taskset -> positions of the steps from which on another reward scores it."""
     settings: tuple[tuple[float, str], ...]
     """Positions from which the run went on with other settings, and a label for each."""
+    pauses: tuple[tuple[float, str], ...]
+    """Positions of the last steps before pauses, and a label for each."""
+
+    @property
+    def breaks(self) -> tuple[float, ...]:
+        """Return the positions after which lines are interrupted: pauses on an axis of time, which leaves them out."""
+        return () if self.whole else tuple(position for position, _ in self.pauses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +86,20 @@ class Line:
     changes: tuple[float, ...] = ()
     """Positions from which on its values are by another reward, and do not compare with those before: the line has a
     gap there."""
+    breaks: tuple[float, ...] = ()
+    """Positions after which the line is interrupted, though its values compare: those of `Axis.breaks`."""
+
+    @property
+    def changed(self) -> list[int]:
+        """Return the numbers of the values from which on another reward scores."""
+        return self._within(np.searchsorted(self.x, self.changes).tolist())
 
     @property
     def gaps(self) -> list[int]:
         """Return the numbers of the values that have a gap before them."""
-        places = np.searchsorted(self.x, self.changes).tolist()
+        return self._within([*self.changed, *np.searchsorted(self.x, self.breaks, side="right").tolist()])
+
+    def _within(self, places: Iterable[int]) -> list[int]:
         return sorted({place for place in places if 0 < place < len(self.x)})
 
 
@@ -90,18 +107,19 @@ def over_steps(history: History) -> Axis:
     """Return the axis of versions."""
     settings = tuple((float(change.version), change.label) for change in history.setting_changes)
     times, steps = [step.recorded_at for step in history.steps], history.steps
-    places = [bisect_left(times, end) - 1 for _, end in history.asked_pauses]
-    paused = _floats(steps[place].name.version for place in places if place >= 0)
+    places = [(bisect_left(times, end) - 1, end - begin) for begin, end in history.pauses]
+    pauses = tuple((float(steps[place].name.version), pause_text(s)) for place, s in places if place >= 0)
     return Axis(
         file="by_step.png",
         label="version (trained batches)",
         steps=_floats(step.name.version for step in history.steps),
-        resumes=_others(np.concatenate([_floats(step.name.version for step in history.resumes), paused]), settings),
+        resumes=_others(_floats(step.name.version for step in history.resumes), (*settings, *pauses)),
         stages=_floats(step.name.version for step in _ends_of_stages(history)),
         of_evaluation=lambda result: float(result.name.version),
         whole=True,
         changes=_changes(history, _floats(step.name.version for step in history.steps)),
         settings=settings,
+        pauses=pauses,
     )
 
 
@@ -113,8 +131,7 @@ def over_time(history: History) -> Axis:
         return _floats(history.at_work_s(step.recorded_at) for step in steps)
 
     steps, resumes = at_work(history.steps), at_work(history.resumes)
-    paused = _floats(history.at_work_s(end) for _, end in history.asked_pauses)
-    times, resumes = np.concatenate([steps, resumes]), np.concatenate([resumes, paused])
+    times = np.concatenate([steps, resumes])
     begin = float(times.min(initial=math.inf)) if len(times) else 0.0
     if history.steps:  # the first step began before it was recorded
         metrics = history.steps[0].metrics
@@ -126,16 +143,20 @@ def over_time(history: History) -> Axis:
         ((history.at_work_s(change.start.recorded_at) - begin) / unit_s, change.label)
         for change in history.setting_changes
     )
+    pauses = tuple(
+        ((history.at_work_s(end) - begin) / unit_s, pause_text(end - start)) for start, end in history.pauses
+    )
     return Axis(
         file="by_time.png",
         label=f"time without pauses ({unit})" if history.pauses else f"wall time ({unit})",
         steps=(steps - begin) / unit_s,
-        resumes=_others((resumes - begin) / unit_s, settings),
+        resumes=_others((resumes - begin) / unit_s, (*settings, *pauses)),
         stages=(at_work(_ends_of_stages(history)) - begin) / unit_s,
         of_evaluation=lambda result: (max(made.get(result.name.version, begin), begin) - begin) / unit_s,
         whole=False,
         changes=_changes(history, (steps - begin) / unit_s),
         settings=settings,
+        pauses=pauses,
     )
 
 
@@ -149,8 +170,13 @@ def _changes(history: History, positions: Floats) -> dict[str, tuple[float, ...]
     return found
 
 
-def _others(resumes: Floats, settings: tuple[tuple[float, str], ...]) -> Floats:
-    return resumes[~np.isin(resumes, [x for x, _ in settings])]
+def pause_text(seconds: float) -> str:
+    """Return the words beside a pause."""
+    return f"pause of {duration(seconds)}"
+
+
+def _others(resumes: Floats, labelled: tuple[tuple[float, str], ...]) -> Floats:
+    return resumes[~np.isin(resumes, [x for x, _ in labelled])]
 
 
 def _ends_of_stages(history: History) -> Iterator[StepRecord]:

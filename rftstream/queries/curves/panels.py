@@ -225,7 +225,8 @@ def panels(history: History, axis: Axis) -> list[Panel]:
             found.append(replace(panel, lines=lines, optional=panel.optional or (panel.of_rollouts and not explores)))
     if not history.steps:
         found = [panel if "yet" in panel.empty else replace(panel, empty="no step yet") for panel in found]
-    return found
+    breaks = axis.breaks
+    return [replace(panel, lines=[replace(line, breaks=breaks) for line in panel.lines]) for panel in found]
 
 
 def _lines(history: History, axis: Axis, series: str) -> list[Line]:

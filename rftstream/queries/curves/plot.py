@@ -223,7 +223,7 @@ def _figure(history: History, axis: Axis, run: str, shown: Sequence[Panel]) -> A
         if place == shift:
             _label(ax, "resumed", axis.resumes[:12])
             _label(ax, "next stage", axis.stages[:12])
-            for x, text in axis.settings[:12]:
+            for x, text in (*axis.settings, *axis.pauses)[:12]:
                 _label(ax, shorten(text, 40), [x], at_top=False)
         if panel.marks_skipped:
             _mark_skipped(ax, history, axis)
@@ -244,7 +244,7 @@ def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
         ax.axvline(x, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     for x in axis.stages:
         ax.axvline(x, color="#cccccc", linewidth=0.9, zorder=1)
-    for x, _ in axis.settings:
+    for x, _ in (*axis.settings, *axis.pauses):
         ax.axvline(x, color=INK, linewidth=0.8, zorder=1)
     if not lines:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color=FAINT)
@@ -261,7 +261,7 @@ def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
         ax.set_ylabel(unit, color=COLORS[0], fontsize=8)
         ax.tick_params(axis="y", colors=COLORS[0])
         handles += twin.get_lines()
-    changes = sorted({position for line in lines for position in line.x[line.gaps].tolist()})
+    changes = sorted({position for line in lines for position in line.x[line.changed].tolist()})
     for x in changes:
         ax.axvline(x, color=INK, linewidth=0.8, zorder=1)
     _label(ax, REWARD_CHANGED, changes[:12], at_top=False)

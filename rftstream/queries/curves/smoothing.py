@@ -56,8 +56,8 @@ def _means(values: Floats, count: int) -> Floats:
 
 def _cuts(line: Line, ends: Floats) -> list[int]:
     """Return the numbers of the values before which something begins that does not compare: after `ends`, positions,
-    and at gaps."""
-    return sorted({*np.searchsorted(line.x, ends, side="right").tolist(), *line.gaps})
+    and where another reward scores."""
+    return sorted({*np.searchsorted(line.x, ends, side="right").tolist(), *line.changed})
 
 
 def window(num_values: int) -> int:

@@ -162,10 +162,12 @@ const charts = (() => {
       Object.assign(ctx, { fillStyle: color("--faint"), font: `${11 * scale}px system-ui`, textAlign: "left", textBaseline: "bottom", lineWidth: scale });
       ctx.setLineDash([]);
       let free = 0; // words stand above the curves, where those before leave room
-      for (const { x: at, text: whole } of panel.changes) {
+      for (const [place, { x: at, text: whole }] of panel.changes.entries()) {
+        const x = Math.round(plot.valToPos(at, "x", true)), next = panel.changes[place + 1];
+        const room = next ? plot.valToPos(next.x, "x", true) - x - 6 * scale : bbox.width;
         let text = whole;
-        while (text.length > 12 && ctx.measureText(text).width > bbox.width) text = text.slice(0, -2).trimEnd() + "…";
-        const x = Math.round(plot.valToPos(at, "x", true)), wide = ctx.measureText(text).width, begins = Math.min(x, end - wide);
+        while (text.length > 9 && ctx.measureText(text).width > room) text = text.slice(0, -2).trimEnd() + "…";
+        const wide = ctx.measureText(text).width, begins = Math.min(x, end - wide);
         if (x < bbox.left || x > end) continue;
         ctx.beginPath(); ctx.moveTo(x, bbox.top - 3 * scale); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
         if (begins < free) continue;

@@ -70,7 +70,8 @@ def test_pauses_that_somebody_asked_for_take_no_time() -> None:
     history = read_history(Log(log.transport))
     assert history.asked_pauses == history.pauses == ((112.0, 160.0),)
     axes = over_steps(history), over_time(history)
-    assert [axis.resumes.tolist() for axis in axes] == [[3], [12]] and axes[1].steps.tolist() == [0, 10, 12, 17]
+    assert [axis.pauses for axis in axes] == [((3.0, "pause of 48 s"),), ((12.0, "pause of 48 s"),)]
+    assert not any(len(axis.resumes) for axis in axes) and axes[1].steps.tolist() == [0, 10, 12, 17]
     ask(DesiredState.draining, 180.0)
     log.step(4, epoch=2, resumed=True, at=300.0)
     assert read_history(Log(log.transport)).pauses == ((112.0, 160.0), (165.0, 300.0))
