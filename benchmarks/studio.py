@@ -146,7 +146,8 @@ def _pages(folder: Path) -> Iterator[tuple[str, str, Callable[[], object]]]:
     opened.transport.close()
     now = find_moment("", history)
     past = find_moment(f"v{max(1, now.version // 2)}", history)
-    group = _longrun._group(0)
+    with CatalogReader(file) as catalog:
+        group = find_groups(catalog, now, GroupFilter(), limit=1)[0].group_id
 
     def ask(*questions: Callable[[CatalogReader], object]) -> Callable[[], object]:
         def asked() -> object:

@@ -11,6 +11,7 @@ import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from rftstream import __version__
 from rftstream.config import loader
@@ -33,6 +34,8 @@ from rftstream.service.role import Log
 
 GROUP_SIZE, GROUPS_PER_BATCH, PARTITIONS = 8, 8, 4
 NUM_PROBLEMS, NUM_HELD_OUT = 60, 24
+Attempted = tuple[RolloutIds, Rollout, float]
+"""A rollout with its reward."""
 BEGAN_AT = 1_780_000_000.0
 STEP_S = 20.0
 SAMPLING = Sampling()
@@ -65,8 +68,12 @@ class Story:
         ).format_map(self.numbers)
 
     @property
-    def answer(self) -> int:
-        return int(str(self.numbers["answer"]))
+    def answer(self) -> str:
+        return str(self.numbers["answer"])
+
+    @staticmethod
+    def turn(text: str, why: str, *calls: ToolCall) -> Turn:
+        return Turn(role="assistant", content=text, num_tokens=len(text.encode()), finish_reason=why, tool_calls=calls)
 
     def say(self, draw: random.Random, skill: float) -> tuple[tuple[Turn, ...], RolloutStatus, float]:
         """An attempt: its turns, how it ended, and its reward."""
@@ -74,9 +81,9 @@ class Story:
         said = " ".join(STEPS[number].format_map(self.numbers) for number in chosen)
         if draw.random() < 0.04:
             text = f"{said} Wait, let me start again. {said}"
-            return (_turn(text, "length"),), RolloutStatus.truncated, 0.0
+            return (Story.turn(text, "length"),), RolloutStatus.truncated, 0.0
         is_right = draw.random() < skill
-        answer = self.answer if is_right else self.answer + draw.choice((-10, -2, -1, 1, 3, 10))
+        answer = int(self.answer) if is_right else int(self.answer) + draw.choice((-10, -2, -1, 1, 3, 10))
         marked = is_right or draw.random() < 0.7
         end = f"So {self.numbers['name']} has {answer} {self.numbers['thing']} now." + (
             f" #### {answer}" if marked else ""
@@ -86,16 +93,12 @@ class Story:
             asked = f"{self.numbers['d']} + {self.numbers['f']}"
             call = ToolCall(id="call_0_0", name="calculator", arguments={"expression": asked}, text=asked)
             turns = (
-                _turn(f"{said} I ask the calculator.", "stop", call),
-                Turn(role="tool", content=str(self.answer)),
-                _turn(end, "stop"),
+                Story.turn(f"{said} I ask the calculator.", "stop", call),
+                Turn(role="tool", content=self.answer),
+                Story.turn(end, "stop"),
             )
             return turns, RolloutStatus.completed, reward
-        return (_turn(f"{said} {end}", "stop"),), RolloutStatus.completed, reward
-
-
-def _turn(text: str, why: str, *calls: ToolCall) -> Turn:
-    return Turn(role="assistant", content=text, num_tokens=len(text.encode()), finish_reason=why, tool_calls=calls)
+        return (Story.turn(f"{said} {end}", "stop"),), RolloutStatus.completed, reward
 
 
 def stories(count: int, seed: int) -> list[Story]:
@@ -129,10 +132,14 @@ def _segment(turns: tuple[Turn, ...], version: int) -> Segment:
 class TextRun:
     """Writes the run, batch after batch."""
 
+    TASKSETS: ClassVar[tuple[str, ...]] = ("word-problems",)
+    EVALUATIONS: ClassVar[tuple[str, ...]] = ("held-out",)
+
     def __init__(self, run: OpenRun, num_batches: int) -> None:
         self.run, self.num_batches = run, num_batches
         self.draw = random.Random(7)
-        self.problems, self.held_out = stories(NUM_PROBLEMS, 1), stories(NUM_HELD_OUT, 2)
+        self.problems = {"word-problems": stories(NUM_PROBLEMS, 1)}
+        self.held_out = {"held-out": stories(NUM_HELD_OUT, 2)}
         self.store = open_store(run.config, run.folder)
         self._producer = run.transport.producer("text-run")
         self._producer.start()
@@ -144,7 +151,8 @@ class TextRun:
         for batch in range(self.num_batches):
             self._batch(batch)
             if (batch + 1) % max(1, self.num_batches // 6) == 0:
-                self._evaluate(batch + 1)
+                for evaluation in self.held_out:
+                    self._evaluate(batch + 1, evaluation)
             self._producer.commit(self._records)
             self._records = []
         name = VersionName(trainer_epoch=1, version=self.num_batches)
@@ -157,20 +165,25 @@ class TextRun:
     def _skill(self, version: int) -> float:
         return 0.25 + 0.6 * version / self.num_batches
 
+    def _scorer(self, batch: int) -> str:
+        """Return the version of the reward that scores at a batch."""
+        return "1"
+
     def _begin(self) -> None:
         for role in (RoleName.feeder, RoleName.buffer, RoleName.trainer, RoleName.evaluator):
             claim = Claim(role=role, epoch=1, host="bench", pid=1, process=f"{role}-0", claimed_at=BEGAN_AT)
             self._add("control", 0, claim)
         manifest = RunManifest(
-            run=self.run.run_id, created_at=BEGAN_AT, config="", digests={"taskset.word-problems": ""},
-            partitions=PARTITIONS, shares=1, seed=0, rftstream_version=__version__,
+            run=self.run.run_id, created_at=BEGAN_AT, config="",
+            digests={f"taskset.{name}": "" for name in self.problems}, partitions=PARTITIONS, shares=1, seed=0,
+            rftstream_version=__version__,
         )  # fmt: skip
         self._add("control", 0, manifest)
         self._step(0, {}, resumed=True)
 
     def _batch(self, batch: int) -> None:
         """Groups until enough of them have a spread of rewards; the others are filtered, and a few die."""
-        entries: list[tuple[RolloutIds, Rollout, float]] = []
+        entries: list[Attempted] = []
         groups: list[str] = []
         while len(groups) < GROUPS_PER_BATCH:
             found = self._group(max(0, batch - self.draw.randint(0, 1)))
@@ -209,17 +222,18 @@ class TextRun:
         }  # fmt: skip
         self._step(batch + 1, metrics, last=last)
 
-    def _group(self, version: int) -> list[tuple[RolloutIds, Rollout, float]]:
+    def _group(self, version: int) -> list[Attempted]:
         sequence, self._sequence = self._sequence, self._sequence + 1
-        number = sequence % NUM_PROBLEMS
-        story = self.problems[number]
-        group = ids.group_id("word-problems", sequence // NUM_PROBLEMS, number, 0)
-        problem = Problem(messages=(ChatMessage(role="user", content=story.text),), answer=str(story.answer))
+        chosen = [(name, number) for name, some in self.problems.items() for number in range(len(some))]
+        taskset, number = chosen[sequence % len(chosen)]
+        story = self.problems[taskset][number]
+        group = ids.group_id(taskset, sequence // len(chosen), number, 0)
+        problem = Problem(messages=(ChatMessage(role="user", content=story.text),), answer=story.answer)
         hard = self.draw.random() < 0.1
         found = []
         for sibling in range(GROUP_SIZE):
             one = RolloutIds(
-                rollout_id=ids.rollout_id(group, sibling), group_id=group, taskset="word-problems", sibling=sibling,
+                rollout_id=ids.rollout_id(group, sibling), group_id=group, taskset=taskset, sibling=sibling,
                 group_size=GROUP_SIZE, sequence=sequence, min_version=version,
             )  # fmt: skip
             turns, status, reward = story.say(self.draw, 0.0 if hard else self._skill(version))
@@ -228,7 +242,7 @@ class TextRun:
                 ids=one, status=status, problem=problem, turns=turns, segments=(_segment(turns, version),),
                 num_tokens=num_tokens, sampling=SAMPLING,
             )  # fmt: skip
-            verdict = Verdict(reward=reward, scorer="exact", scorer_version="1")
+            verdict = Verdict(reward=reward, scorer="exact", scorer_version=self._scorer(version))
             place = sequence % PARTITIONS
             self._add("tasks", place, Task(ids=one, problem=problem, sampling=SAMPLING, seed=7))
             self._add("rollouts", place, rollout)
@@ -236,9 +250,7 @@ class TextRun:
             found.append((one, rollout, reward))
         return found
 
-    def _outcome(
-        self, found: list[tuple[RolloutIds, Rollout, float]], result: GroupResult, reason: str, batch: int | None
-    ) -> None:
+    def _outcome(self, found: list[Attempted], result: GroupResult, reason: str, batch: int | None) -> None:
         dead = result is GroupResult.dead
         first = found[0][0]
         summaries = tuple(
@@ -258,24 +270,25 @@ class TextRun:
             name=VersionName(trainer_epoch=1, version=version), batch_sequence=None if resumed else version - 1,
             positions=(0,), trained_groups=self._trained, trained_rollouts=self._trained * GROUP_SIZE,
             weights_digest=None, metrics=metrics, resumed=resumed, last=last, recorded_at=self._at(version),
+            scorers={} if resumed else {name: f"exact {self._scorer(version)}" for name in self.problems},
         ))  # fmt: skip
 
-    def _evaluate(self, version: int) -> None:
+    def _evaluate(self, version: int, evaluation: str) -> None:
         lines, rewards = [], []
-        for task, story in enumerate(self.held_out):
+        for task, story in enumerate(self.held_out[evaluation]):
             turns, _, reward = story.say(self.draw, self._skill(version))
-            rewards.append(float(reward == 1.0))
+            rewards.append(reward)
             lines.append({
                 "sample": f"{task}#0", "prompt": [{"role": "user", "content": story.text}],
-                "answer": str(story.answer),
+                "answer": story.answer,
                 "completion": [{"role": turn.role, "content": turn.content, "shown": turn.content} for turn in turns],
                 "reward": reward, "posted": None, "reason": None, "num_tokens": sum(turn.num_tokens for turn in turns),
             })  # fmt: skip
         name = VersionName(trainer_epoch=1, version=version)
-        target = f"evals/held-out/{name.stem}-1-due.jsonl"
+        target = f"evals/{evaluation}/{name.stem}-1-due.jsonl"
         self.store.put(target, ("\n".join(map(json.dumps, lines)) + "\n").encode())
         self._add("evals", 0, EvalResult(
-            evaluation="held-out", name=name, num_tasks=len(lines), num_samples=1, num_unscored=0,
+            evaluation=evaluation, name=name, num_tasks=len(lines), num_samples=1, num_unscored=0,
             metrics={"mean": sum(rewards) / len(rewards)}, generations=target, evaluated_at=self._at(version),
         ))  # fmt: skip
 
@@ -284,23 +297,24 @@ class TextRun:
         self._records.append(codec.to_record(message, topic, partition, run=self.run.run_id, writer_epoch=epoch))
 
 
-def make_text_run(folder: Path, num_rollouts: int) -> None:
+def make_text_run(folder: Path, num_rollouts: int, *, kind: type[TextRun] = TextRun, **sections: object) -> None:
     """Write a run with at least so many rollouts into a new folder."""
     num_batches = max(6, -(-num_rollouts // (GROUP_SIZE * GROUPS_PER_BATCH)))
     config = loader.from_dict({
         "run": {"name": folder.name, "steps": num_batches},
         "model": {"path": "fake"},
-        "tasksets": {"word-problems": {"source": "arithmetic"}},
-        "evaluations": {"held-out": {"source": "arithmetic"}},
+        "tasksets": {name: {"source": "arithmetic"} for name in kind.TASKSETS},
+        "evaluations": {name: {"source": "arithmetic"} for name in kind.EVALUATIONS},
         "feeder": {"group_size": GROUP_SIZE, "groups_per_batch": GROUPS_PER_BATCH},
         "transport": {"partitions": PARTITIONS},
+        **sections,
     })  # fmt: skip
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True)
     run_folder.config_file.write_text(loader.to_toml(config), encoding="utf-8")
     log = open_transport(config, run_folder, create=True)
     create_log(log, config)
-    TextRun(OpenRun(run_folder, config, log), num_batches).write()
+    kind(OpenRun(run_folder, config, log), num_batches).write()
     log.close()
 
 
@@ -319,7 +333,13 @@ class Said:
     reward: float | None
     result: str
     batch: int | None
+    taskset: str
     problem: int
+
+    @property
+    def of(self) -> str:
+        """The name of its problem, as the studio writes it."""
+        return f"{self.taskset} {self.problem}"
 
 
 def read_said(run: OpenRun) -> list[Said]:
@@ -334,7 +354,8 @@ def read_said(run: OpenRun) -> list[Said]:
             text="\n".join(turn.content for turn in said),
             tools=[call.name for turn in said for call in turn.tool_calls],
             version=message.segments[0].versions[0].version, status=str(message.status), tokens=message.num_tokens,
-            reward=None, result="pending", batch=None, problem=int(ids.group_id.split("/")[2]),
+            reward=None, result="pending", batch=None, taskset=ids.taskset,
+            problem=int(ids.group_id.split("/")[2]),
         )  # fmt: skip
     for _, message in log.in_force("outcomes"):
         assert isinstance(message, GroupOutcome)
