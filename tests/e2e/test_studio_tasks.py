@@ -204,6 +204,7 @@ def test_ten_tasks(
     assert not tab.complaints
     tab.close()
     check_pages(browser, studio, [f"/runs/words{page}" for page in PAGES if "999" not in page])
+    filters_by_keys(browser, f"{studio.url}/runs/words/rollouts")
     with_all_open(browser, studio, [f"/runs/words{page}" for page in PAGES])
     studio.stop()
 
@@ -217,6 +218,22 @@ def with_all_open(browser: Browser, studio: StudioProcess, addresses: list[str])
         )
         assert tab.overflow() <= 0, f"{address} is too wide with all open"
         assert tab.barriers() == [], f"{address} with all open"
+    tab.close()
+
+
+def filters_by_keys(browser: Browser, address: str) -> None:
+    """Options that are passed on the way to another are not chosen, and a range is filled field by field."""
+    tab = Tab(browser)
+    page = tab.open(address)
+    page.locator("select[name=status]").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    page.locator("input[name=reward_from]").fill("0.2")
+    page.keyboard.press("Tab")
+    page.keyboard.type("0.9")
+    assert page.url == address and page.locator("select[name=status]").input_value() == "truncated"
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("status=truncated.*reward_from=0.2&reward_to=0.9"))
     tab.close()
 
 

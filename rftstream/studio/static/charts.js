@@ -164,7 +164,7 @@ const charts = (() => {
       let free = 0; // words stand above the curves, where those before leave room
       for (const [place, { x: at, text: whole }] of panel.changes.entries()) {
         const x = Math.round(plot.valToPos(at, "x", true)), next = panel.changes[place + 1];
-        const room = next ? plot.valToPos(next.x, "x", true) - x - 6 * scale : bbox.width;
+        const room = next ? plot.valToPos(next.x, "x", true) - x - 6 * scale : end - Math.max(free, bbox.left); // the last may stand left of its line
         let text = whole;
         while (text.length > 9 && ctx.measureText(text).width > room) text = text.slice(0, -2).trimEnd() + "…";
         const wide = ctx.measureText(text).width, begins = Math.min(x, end - wide);

@@ -42,9 +42,15 @@
     });
   }
 
+  // A choice by pointer is made at once. By keys each option that is passed would be one, and a range has two fields:
+  // there Enter or the button does it.
   function filters() {
-    for (const form of document.querySelectorAll("form.filters"))
-      form.addEventListener("change", (event) => { if (event.target.type !== "checkbox") form.requestSubmit(); });
+    for (const form of document.querySelectorAll("form.filters")) {
+      let byKeys = false;
+      form.addEventListener("keydown", () => { byKeys = true; });
+      form.addEventListener("pointerdown", () => { byKeys = false; });
+      form.addEventListener("change", (event) => { if (event.target.matches("select") && !byKeys) form.requestSubmit(); });
+    }
   }
 
   // Letters that stand on buttons press them, as long as nobody types: focus is in the answers, or nowhere.

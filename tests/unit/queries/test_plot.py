@@ -35,7 +35,7 @@ from rftstream.queries.formatting import number
 from rftstream.runs.manifest import make_manifest
 from rftstream.runs.observer import Curve
 from rftstream.service.role import Log
-from rftstream.studio.charts import make_chart, run_charts, runs_chart
+from rftstream.studio.charts import run_charts, runs_chart
 from rftstream.studio.plot_page import write_page
 from rftstream.transport.memory.transport import MemoryLog
 from tests.configs import small_run
@@ -199,22 +199,6 @@ def test_pauses_take_no_time() -> None:
     )
     assert axis.of_evaluation(evaluation(3)) == 120
     assert "2 min without pauses" in plot.subtitle(found)
-
-
-def test_a_line_over_time_is_interrupted_by_a_pause_and_says_so() -> None:
-    """Over versions it goes on: the values compare, and no running mean begins anew."""
-    pause = 1180.0, 4780.0
-    steps = [step(v, at=1000.0 + 60.0 * v + 3600.0 * (v > 3), reward=v / 10) for v in range(1, 7)]
-    found = replace(history(*steps), pauses=(pause,))
-    for axis, gaps in ((over_time(found), [3]), (over_steps(found), [])):
-        (reward, *_) = panels.panels(found, axis)
-        assert [line.gaps for line in reward.lines] == [gaps] and [line.changed for line in reward.lines] == [[]]
-        chart = make_chart(reward, axis)
-        assert [words.partition(" at ")[0] for _, words in chart.changes] == ["pause of 60 min"]
-        assert len(chart.data["lines"][0]["gaps"]) == len(gaps) and len(chart.curves) == 1 + len(gaps)
-        assert not chart.data["marks"], "a pause is drawn once"
-    figure = plot._figure(found, over_time(found), "demo", panels.panels(found, over_time(found))[:1])
-    assert ["pause of 60 min" in text.get_text() for text in figure.axes[0].texts].count(True) == 1
 
 
 def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
