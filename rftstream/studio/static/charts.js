@@ -166,7 +166,7 @@ const charts = (() => {
         const x = Math.round(plot.valToPos(at, "x", true)), next = panel.changes[place + 1];
         const room = next ? plot.valToPos(next.x, "x", true) - x - 6 * scale : end - Math.max(free, bbox.left); // the last may stand left of its line
         let text = whole;
-        while (text.length > 9 && ctx.measureText(text).width > room) text = text.slice(0, -2).trimEnd() + "…";
+        while (text.length > 6 && ctx.measureText(text).width > room) text = text.slice(0, -2).trimEnd() + "…";
         const wide = ctx.measureText(text).width, begins = Math.min(x, end - wide);
         if (x < bbox.left || x > end) continue;
         ctx.beginPath(); ctx.moveTo(x, bbox.top - 3 * scale); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
