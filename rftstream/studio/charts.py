@@ -194,7 +194,7 @@ def make_chart(
     return Chart(
         title=panel.title,
         theme=panel.theme,
-        unit=panel.unit if left and not left[0].right else panel.right_unit or panel.unit,
+        unit=(panel.right_unit or panel.unit) if left and left[0].right else panel.unit,
         label=axis.label,
         curves=tuple(curve for line, i, mean in drawn for curve in _curves(line, mean, _color(line, i), frames[i])),
         changes=tuple((box.across(x), f"{text} at {number(x)}") for x, text in changes if box.begin <= x <= box.end),

@@ -81,7 +81,8 @@ def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> S
     if question is None and (gold := view.gold.get(question_id)) is not None and view.questions:
         like = next(iter(open_questions(view, time.time())), view.questions[-1])
         question = disguised(gold, like, seed)
-    order = question.order if question is not None else choose_order(seed, question_id, len(rollouts))
+    recorded = () if question is None else question.order
+    order = recorded or choose_order(seed, question_id, len(rollouts))
     return ShownQuestion(
         question_id=question_id,
         kind=FeedbackKind(kind),

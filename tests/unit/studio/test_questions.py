@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from rftstream.contracts import codec
 from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
 from rftstream.contracts.questions import Question
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
@@ -62,6 +64,18 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """One run for all tests that write nothing."""
     with shown(lambda: Scene(tmp_path_factory.mktemp("run"))) as found:
         yield found
+
+
+def test_a_question_that_records_no_order_is_shown(scene: Scene) -> None:
+    """A record may leave it out."""
+    label = scene.questions()[0]
+    name = label.question_id.replace("label/", "rating/")
+    asked = replace(label, question_id=name, kind=FeedbackKind.rating, order=())
+    producer = scene.run.transport("asker").producer("asker")
+    producer.start()
+    producer.commit([codec.to_record(asked, "questions", 0, run=scene.run.folder.run_id, writer_epoch=1)])
+    scene.watched.follow_once()
+    assert f"<code>{name}</code>" in scene.page(name) and "takes 2 people" in scene.page(name)
 
 
 def test_a_pair_is_shown_in_the_order_that_is_recorded(scene: Scene) -> None:
