@@ -1,14 +1,15 @@
 """A child process of the scorer: `python -m rftstream.rewards.child PARENT_PID PAGE_FD`. It may hang or die without
 harm.
 
-Rewards run in the child's main thread. Their output goes to stderr, and their stdin is empty. The child dies when its
-parent dies.
+Rewards run in the child's main thread, but for those that ask served models (at_once.py). Their output goes to stderr,
+and their stdin is empty. The child dies when its parent dies.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import itertools
 import logging
 import math
@@ -16,6 +17,7 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,28 +28,25 @@ import msgspec
 
 from rftstream.errors import ConfigError, MissingChecker, NoReward, RewardError, RewardTimeout
 from rftstream.frames import FrameReader
+from rftstream.rewards.at_once import ScoringThreads, WorkPage
 from rftstream.rewards.away import is_away
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
 from rftstream.rewards.evaluating import watch_allowances, watch_evaluations
 from rftstream.rewards.event_loop import caught
 from rftstream.rewards.frames import (
-    IDLE,
     MAX_FRAME_BYTES,
     PACKAGE,
     PAGE_BYTES,
     TRACE_AT,
     TRACE_SIGNAL,
-    At,
     Ready,
     Result,
     ScoreItem,
     ScoreOutcome,
     Setup,
     pack,
-    read_page,
     waited_s,
-    write_page,
 )
 from rftstream.rewards.functions import BatchFailed
 
@@ -72,15 +71,103 @@ def main() -> None:
     bodies: list[bytes] = []
     while not bodies:
         bodies += _read(requests, frames)
-    watch_evaluations(lambda part: _note_evaluation(page, part))
-    watch_allowances(lambda seconds: _note_allowance(page, seconds))
+    work = WorkPage(page)
+    watch_evaluations(work.evaluates)
+    watch_allowances(work.allow)
     setup = msgspec.msgpack.decode(bodies.pop(0), type=Setup)
     rewards = _set_up(setup, replies)
+    scoring = Scoring(rewards, work, replies, setup.slow_s)
     decoder = msgspec.msgpack.Decoder(list[ScoreItem])
-    while True:
-        for body in bodies:
-            _score_all(decoder.decode(body), rewards, page, replies, setup.slow_s)
-        bodies = _read(requests, frames)
+    try:
+        while True:
+            for body in bodies:
+                scoring.score_all(decoder.decode(body))
+            scoring.threads.wait_for(requests)
+            bodies = _read(requests, frames)
+    finally:
+        scoring.threads.leave()
+
+
+class Scoring:
+    """Scores the items of a child, and writes their results. `main` makes it, and calls `score_all` for each list."""
+
+    def __init__(self, rewards: Mapping[str, Any], page: WorkPage, replies: int, slow_s: float = math.inf) -> None:
+        self._rewards = rewards
+        self._page = page
+        self._replies = replies
+        self._slow_s = slow_s
+        self._writing = threading.Lock()
+        self.threads = ScoringThreads(page)
+
+    def score_all(self, items: list[ScoreItem]) -> None:
+        """Score the items. Those of rewards that score rollouts at the same time only begin. After a slow failure, or
+        where a service is away, the reward's other items go back untried: the parent decides whether to try them
+        now."""
+        in_order = []
+        for item in items:
+            if num_threads := getattr(self._rewards[item.reward], "num_concurrent", 0):
+                self.threads.submit(item.reward, num_threads, functools.partial(self._score_in_thread, item))
+            else:
+                in_order.append(item)
+        if in_order:
+            self._score_in_order(in_order)
+
+    def _score_in_order(self, items: list[ScoreItem]) -> None:
+        results: list[Result] = []
+        suspicious: set[str] = set()
+        delay_s, flush_at = waited_s(), time.monotonic() + FLUSH_S
+        for batch in _batches(items, self._rewards):
+            if time.monotonic() >= flush_at:
+                self._page.rest()
+                self._write(results)
+                results = []
+                self.threads.make_calls()
+                # The kernel is asked now and then only, since asking takes longer than comparing two texts.
+                delay_s, flush_at = waited_s(), time.monotonic() + FLUSH_S
+            if batch[0].reward in suspicious:
+                results += [Result(item.number, [], tried=False) for item in batch]
+                continue
+
+            first, inputs = batch[0], [one for item in batch for one in item.inputs]
+
+            def begin(place: int, count: int, batch: Sequence[ScoreItem] = batch, delay_s: float = delay_s) -> None:
+                group = batch[0].numbers
+                number, count = (batch[0].number, 1) if group else (batch[place].number, count)
+                self._page.begin(number, count, delay_s=delay_s)
+
+            began = time.monotonic()
+            reward = self._rewards[first.reward]
+            found = score_items(reward, inputs, begin, over_limit=first.over_limit, group=first.group)
+            seconds = time.monotonic() - began
+            if seconds >= self._slow_s:
+                seconds -= waited_s() - delay_s
+            if any(one.score is None and (one.away or is_slow(one.reason, seconds, self._slow_s)) for one in found):
+                suspicious.add(first.reward)
+            outcomes = iter(found)
+            results += [
+                Result(item.number, list(itertools.islice(outcomes, len(item.inputs))), seconds) for item in batch
+            ]
+        self._page.rest()
+        self._write(results)
+
+    def _score_in_thread(self, item: ScoreItem) -> None:
+        began = time.monotonic()
+        try:
+            with self._page.inside(item.number):
+                found = score_items(
+                    self._rewards[item.reward],
+                    item.inputs,
+                    over_limit=item.over_limit,
+                    in_main=functools.partial(self.threads.in_main, item.number),
+                )
+            self._write([Result(item.number, found, time.monotonic() - began)])
+        except BaseException:  # of ours: a thread that ended in silence would owe its result for ever
+            traceback.print_exc()
+            os._exit(1)
+
+    def _write(self, results: list[Result]) -> None:
+        with self._writing:
+            _write(self._replies, pack(results))
 
 
 def score_items(
@@ -140,53 +227,6 @@ def _of_the_user(frames: TracebackType | None) -> TracebackType | None:
     return first or frames
 
 
-def _score_all(
-    items: list[ScoreItem], rewards: Mapping[str, Any], page: mmap.mmap, replies: int, slow_s: float = math.inf
-) -> None:
-    """Score the items and write the results. After a slow failure, or where a service is away, the reward's other items
-    go back untried: the parent decides whether to try them now."""
-    results: list[Result] = []
-    suspicious: set[str] = set()
-    delay_s, flush_at = waited_s(), time.monotonic() + FLUSH_S
-    for batch in _batches(items, rewards):
-        if time.monotonic() >= flush_at:
-            write_page(page, At(IDLE, 0, 0.0))
-            _write(replies, pack(results))
-            results = []
-            # The kernel is asked now and then only, since asking takes longer than comparing two texts.
-            delay_s, flush_at = waited_s(), time.monotonic() + FLUSH_S
-        if batch[0].reward in suspicious:
-            results += [Result(item.number, [], tried=False) for item in batch]
-            continue
-
-        first, inputs = batch[0], [one for item in batch for one in item.inputs]
-
-        def begin(place: int, count: int, batch: Sequence[ScoreItem] = batch, delay_s: float = delay_s) -> None:
-            group = batch[0].numbers
-            number, count = (batch[0].number, 1) if group else (batch[place].number, count)
-            write_page(page, At(number, count, time.monotonic(), delay_s=delay_s))
-
-        began = time.monotonic()
-        found = score_items(rewards[first.reward], inputs, begin, over_limit=first.over_limit, group=first.group)
-        seconds = time.monotonic() - began
-        if seconds >= slow_s:
-            seconds -= waited_s() - delay_s
-        if any(one.score is None and (one.away or is_slow(one.reason, seconds, slow_s)) for one in found):
-            suspicious.add(first.reward)
-        outcomes = iter(found)
-        results += [Result(item.number, list(itertools.islice(outcomes, len(item.inputs))), seconds) for item in batch]
-    write_page(page, At(IDLE, 0, 0.0))
-    _write(replies, pack(results))
-
-
-def _note_evaluation(page: mmap.mmap, part: int) -> None:
-    write_page(page, read_page(page)._replace(part=part, cpu_s=time.process_time()))
-
-
-def _note_allowance(page: mmap.mmap, seconds: float) -> None:
-    write_page(page, read_page(page)._replace(since=time.monotonic() + seconds, delay_s=waited_s()))
-
-
 def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:
     """Yield neighbouring items of one batched reward together, and every other item alone, as well as groups."""
     for name, group in itertools.groupby(items, key=lambda item: item.reward):
@@ -219,7 +259,7 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
         for name, reward in rewards.items()
     }
     batched = [name for name, reward in rewards.items() if getattr(reward, "batched", False)]
-    concurrent = [name for name in batched if getattr(rewards[name], "concurrent", False)]
+    concurrent = {name: most for name, reward in rewards.items() if (most := getattr(reward, "num_concurrent", 0))}
     grouped = [name for name, reward in rewards.items() if getattr(reward, "group", False)]
     without = [name for name, reward in rewards.items() if not getattr(reward, "reads_tokens", True)]
     given = [name for name, reward in rewards.items() if getattr(reward, "takes_given", False)]

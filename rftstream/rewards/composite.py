@@ -21,6 +21,9 @@ from rftstream.rewards.evaluating import begin_part
 from rftstream.rewards.event_loop import caught
 from rftstream.rewards.functions import BatchFailed, Outcome, to_score
 
+InMain = Callable[[Callable[[], list[Outcome]]], list[Outcome]]
+"""Makes a call in the process's main thread and returns its result."""
+
 OVER_LIMIT = Score(reward=0.0, metrics={"over_limit": 1.0})
 """The score of an answer whose evaluation exceeded a limit."""
 
@@ -63,14 +66,15 @@ class CompositeReward:
         self.version = ",".join(part.version for part in parts)
         self.batched = any(getattr(part.reward, "batched", False) for part in parts)
         """Whether any part scores several rollouts at once."""
-        self.concurrent = all(getattr(part.reward, "concurrent", False) for part in parts)
-        """Whether several rollouts take no longer than one, and end by themselves: all parts ask a served model."""
         self.reads_tokens = any(getattr(part.reward, "reads_tokens", True) for part in parts)
         """Whether any part gets tokens."""
         self.group = any(part.is_group for part in parts)
         """Whether any part sees whole groups."""
         self.takes_given = any(part.takes_given for part in parts)
         """Whether any part takes the reward of the environment."""
+        self.num_concurrent = self._least_concurrent()
+        """Number of rollouts that are best scored at the same time, each by itself: some part asks a served model, and
+        none scores a list at once. 0: not so."""
 
     @property
     def rewards(self) -> list[Reward]:
@@ -81,6 +85,11 @@ class CompositeReward:
     def weights(self) -> dict[str, float]:
         """Return the weights of the parts that are summed, by name."""
         return {part.name: part.use.weight for part in self._parts if part.use.use == "sum"}
+
+    def _least_concurrent(self) -> int:
+        served = [part.reward.num_concurrent for part in self._parts if _is_served(part)]  # type: ignore[attr-defined]
+        over_lists = any(getattr(part.reward, "batched", False) for part in self._parts if not _is_served(part))
+        return min(served, default=0) if not over_lists and not self.group else 0
 
     def open(self) -> None:
         """Open all rewards that need costly preparation."""
@@ -95,11 +104,17 @@ class CompositeReward:
         return outcome
 
     def score_all(
-        self, items: Sequence[RewardInput], *, over_limit: Sequence[int] = (), group: RewardGroup | None = None
+        self,
+        items: Sequence[RewardInput],
+        *,
+        over_limit: Sequence[int] = (),
+        group: RewardGroup | None = None,
+        in_main: InMain | None = None,
     ) -> list[Score | BaseException]:
         """Return for each item its score or its error. Gates are called first. `group`: the items are its siblings; for
         rewards that see groups, each item is otherwise a group of its own. The parts in `over_limit` are 0
-        (ScoreItem.over_limit), since the policy's answer exceeded their limits (evaluating.py)."""
+        (ScoreItem.over_limit), since the policy's answer exceeded their limits (evaluating.py). `in_main` makes the
+        calls of rewards that ask no served model, if this is not the main thread."""
         if self.group and group is None:
             return [self.score_all([item], over_limit=over_limit, group=RewardGroup.of([item]))[0] for item in items]
         if len(self._parts) == 1:
@@ -107,7 +122,7 @@ class CompositeReward:
             if part.is_group and group is not None:
                 single = self._together(part, group, over_limit)
             else:
-                single = self._outcomes(part, items, range(len(items)), over_limit)
+                single = self._outcomes(part, items, range(len(items)), over_limit, in_main)
             return [self._weighed(one, item.roles) for one, item in zip(single, items, strict=True)]
         found: list[dict[str, Outcome]] = [{} for _ in items]
         for part in sorted(self._parts, key=lambda part: (part.use.use != "gate", part.is_group)):
@@ -121,7 +136,7 @@ class CompositeReward:
                 earlier = group.only(asked).after([self._so_far(found[place]) for place in asked], scores)
                 outcomes = self._together(part, earlier, over_limit)
             else:
-                outcomes = self._outcomes(part, items, asked, over_limit)
+                outcomes = self._outcomes(part, items, asked, over_limit, in_main)
             for place, outcome in zip(asked, outcomes, strict=True):
                 found[place][part.name] = outcome
         return [self._whole(outcomes, item.roles) for outcomes, item in zip(found, items, strict=True)]
@@ -132,8 +147,11 @@ class CompositeReward:
         items: Sequence[RewardInput],
         asked: Sequence[int],
         over_limit: Sequence[int],
+        in_main: InMain | None = None,
     ) -> list[Outcome]:
         """Return the result of one reward for the items at the places in `asked`."""
+        if in_main is not None and not _is_served(part):
+            return in_main(lambda: self._outcomes(part, items, asked, over_limit))
         number = self._parts.index(part) + 1
         begin_part(number)
         numbers = [number + len(self._parts) * place for place in asked]
@@ -259,6 +277,10 @@ class CompositeReward:
         if least := terms["minimum"]:
             terms["sum"].append(min(least))
         return plain_sum(terms["sum"]) if terms["sum"] else None
+
+
+def _is_served(part: RewardPart) -> bool:
+    return getattr(part.reward, "num_concurrent", 0) > 0
 
 
 def _scores_of(found: dict[str, Outcome]) -> dict[str, float]:

@@ -56,8 +56,8 @@ class Ready(msgspec.Struct, kw_only=True):
     """Name of the reward -> scorer and its version."""
     batched: list[str] = []
     """Names of rewards that score several rollouts at once."""
-    concurrent: list[str] = []
-    """Those of them for which several rollouts take no longer than one."""
+    concurrent: dict[str, int] = {}
+    """Name of a reward that scores rollouts at the same time, each by itself -> how many."""
     grouped: list[str] = []
     """Names of rewards that see whole groups."""
     without_tokens: list[str] = []

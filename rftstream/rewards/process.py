@@ -64,7 +64,7 @@ class BatchSizes:
 
     The limit is the number of rollouts that the reward can score in half of the time limit, measured by its calls so
     far. A reward that loops over its list gets few, so that it is not killed; a reward that is just as quick for many
-    gets many, and so does one that asks a served model: how long that takes is not measured.
+    gets many.
     """
 
     def __init__(self, *, max_batch: int, timeout_s: float) -> None:
@@ -108,8 +108,8 @@ class RewardChild:
         """True once the scorer has looked at `versions`."""
         self.batched: frozenset[str] = frozenset()
         """Names of rewards that score several items at once."""
-        self._measured: frozenset[str] = frozenset()
-        """Those of them that take longer for more items."""
+        self._concurrent: dict[str, int] = {}
+        """Name of a reward that scores rollouts at the same time, each by itself -> how many."""
         self.without_tokens: frozenset[str] = frozenset()
         """Names of rewards that get no tokens."""
         self.given: frozenset[str] = frozenset()
@@ -163,10 +163,10 @@ class RewardChild:
         """Send requests from the front of the queue to the child, if it has room. Return whether any were sent."""
         if not self.versions or self._out:
             return False
-        chosen = self._choose(waiting)
+        chosen = self._choose_concurrent(waiting) or self._choose(waiting)
         if not chosen:
             return False
-        if not self.held:
+        if not self._num_in_order:
             self._received_at = time.monotonic()
         for pending, _ in chosen:
             pending.batch = chosen[0][0].number
@@ -175,28 +175,59 @@ class RewardChild:
         self.flush(selector)
         return True
 
+    @property
+    def _num_in_order(self) -> int:
+        """Return the number of requests that the child holds and scores one after the other, or in batches."""
+        if not self._concurrent:
+            return len(self.held)
+        return sum(pending.reward not in self._concurrent for pending in self.held.values())
+
+    def _choose_concurrent(self, waiting: deque[Pending]) -> list[tuple[Pending, bytes]]:
+        """Remove and return the first requests of rewards that score rollouts at the same time, as many as may begin
+        now, in the form in which they are sent."""
+        room = dict(self._concurrent)
+        for pending in self.held.values() if room else ():
+            if pending.reward in room:
+                room[pending.reward] -= 1
+        wanted: list[Pending] = []
+        for pending in waiting if room else ():
+            if room.get(pending.reward, 0) > 0:
+                room[pending.reward] -= 1
+                wanted.append(pending)
+        return self._taken(waiting, wanted)
+
     def _choose(self, waiting: deque[Pending]) -> list[tuple[Pending, bytes]]:
-        """Remove and return requests from the front of the queue while there is room, with their items in the form in
-        which they are sent. For a batched reward, take all its waiting requests, up to a limit."""
-        first = waiting[0]
+        """Remove and return the next of the other requests while there is room, in the form in which they are sent. For
+        a batched reward, take all its waiting requests, up to a limit."""
+        others = (one for one in waiting if one.reward not in self._concurrent)
+        first, num_held = next(others, None), self._num_in_order
+        if first is None:
+            return []
         if first.reward not in self.batched:
             limit = max(1, min(MAX_HELD, int(TARGET_S / self._item_s)))
-            room = limit - len(self.held)
-            if room <= limit // 2 and self.held:
+            room = limit - num_held
+            if room <= limit // 2 and num_held:
                 return []  # the child has enough to do
-            front = itertools.islice(waiting, max(room, 1))
-            chosen = self._fit(itertools.takewhile(lambda one: one.reward not in self.batched, front))
-            for _ in chosen:
-                waiting.popleft()
-            return chosen
-        if self.held:
+            front = itertools.islice(itertools.chain([first], others), max(room, 1))
+            return self._taken(waiting, itertools.takewhile(lambda one: one.reward not in self.batched, front))
+        if num_held:
             return []  # the next batch is chosen after this one, from all requests that wait by then
+        if first.alone:
+            return self._taken(waiting, [first])
         same = (one for one in waiting if one.reward == first.reward and not one.alone)
-        chosen = self._fit([first] if first.alone else itertools.islice(same, self._sizes.limit(first.reward)))
+        return self._taken(waiting, itertools.islice(same, self._sizes.limit(first.reward)))
+
+    def _taken(self, waiting: deque[Pending], wanted: Iterable[Pending]) -> list[tuple[Pending, bytes]]:
+        """Remove the first of the wanted requests from the queue, as many as fit, and return them with their items."""
+        chosen = self._fit(wanted)
         numbers = {one.number for one, _ in chosen}
-        rest = [one for one in waiting if one.number not in numbers]
-        waiting.clear()
-        waiting.extend(rest)
+        num_left = len(waiting) - len(numbers)
+        while numbers and waiting[0].number in numbers:
+            numbers.remove(waiting.popleft().number)
+        if len(waiting) > num_left:
+            rest = [one for one in waiting if one.number not in numbers]
+            waiting.clear()
+            waiting.extend(rest)
         return chosen
 
     def _fit(self, pending: Iterable[Pending]) -> list[tuple[Pending, bytes]]:
@@ -327,18 +358,21 @@ class RewardChild:
             self.error = ready.error
             self.grouped = frozenset(ready.grouped)
             self.without_tokens, self.given = frozenset(ready.without_tokens), frozenset(ready.given)
-            self.versions, self.batched = ready.rewards, frozenset(ready.batched) - self.grouped
-            self._measured = self.batched - frozenset(ready.concurrent)
+            self.versions, self._concurrent = ready.rewards, ready.concurrent
+            self.batched = frozenset(ready.batched) - self.grouped - ready.concurrent.keys()
             return []
         results = _RESULTS.decode(body)
         now = time.monotonic()
-        num_tried = sum(result.tried for result in results)
-        if num_tried:
+        in_order = [
+            self.held[result.number]
+            for result in results
+            if result.tried and result.number in self.held and self.held[result.number].reward not in self._concurrent
+        ]
+        if num_tried := len(in_order):
             item_s = (now - self._received_at) / num_tried
             self._item_s = max(1e-6, 0.5 * self._item_s + 0.5 * item_s)
-            first = self.held.get(results[0].number)
-            if first is not None and first.reward in self._measured:
-                self._sizes.took(first.reward, num_tried, now - self._received_at)
+            if in_order[0].reward in self.batched:
+                self._sizes.took(in_order[0].reward, num_tried, now - self._received_at)
             self._received_at = now
         for result in results:
             self.held.pop(result.number, None)

@@ -114,9 +114,9 @@ class ModelReward:
         return None if self._local is None or self._config.too_long != "unscorable" else self._local.limit
 
     @property
-    def concurrent(self) -> bool:
-        """Whether several rollouts take no longer than one: the model is served."""
-        return self._local is None
+    def num_concurrent(self) -> int:
+        """Number of rollouts that are scored at the same time, each by itself, if the model is served; else 0."""
+        return self._config.max_concurrent if self._local is None else 0
 
     @property
     def held(self) -> HeldClassifier | None:
@@ -141,6 +141,8 @@ class ModelReward:
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
         """Return the score of each item, or the exception that explains its absence."""
+        if self._local is None and len(items) == 1:
+            return [caught(self._ask, items[0])]
         if self._local is None:
             return list(self._threads.map(lambda item: caught(self._ask, item), items))
         if self._local.steps is not None:

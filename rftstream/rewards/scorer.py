@@ -126,9 +126,10 @@ class ProcessScorer:
     def _feed(self) -> None:
         """Give waiting items to the children with the least work, until no child has room."""
         self._queue.prepare(ready=any(child.versions for child in self._children))
-        while self._queue.waiting:
-            child = min(self._children, key=lambda child: child.load)
-            if not child.take(self._queue.waiting, self._selector):
+        waiting = self._queue.waiting
+        while waiting:
+            by_load = sorted(self._children, key=lambda child: child.load)
+            if not any(child.take(waiting, self._selector) for child in by_load):
                 return
 
     def _serve(self, child: RewardChild, events: int) -> None:

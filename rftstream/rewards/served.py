@@ -32,7 +32,7 @@ class ServedConfig:
     max_concurrent: Annotated[int, Meta(ge=1)] = 32
     """Requests at once, for each of `verifier.processes` children."""
     timeout_s: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds to wait for one answer, in place of `verifier.timeout_s`. The other rollouts of a call wait as long."""
+    """Seconds to wait for one answer, in place of `verifier.timeout_s`."""
     tries: Annotated[int, Meta(ge=1)] = 3
     """Tries of a request if the server cannot be reached or is busy."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Concurrent:
     batched = True
 
     def __init__(self, threads: int) -> None:
-        self.concurrent = threads > 1
+        self.num_concurrent = threads if threads > 1 else 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=type(self).__name__)
 
     def __call__(self, item: RewardInput) -> Score:
@@ -108,6 +108,8 @@ class Concurrent:
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
         """Return the score of each item, or the exception that explains its absence. The calls run at the same time."""
+        if len(items) == 1:
+            return [caught(self, items[0])]
         return list(self._threads.map(lambda item: caught(self, item), items))
 
 

@@ -42,7 +42,7 @@ BUDGETS = {
     "preflight": 4_550,
     "queries": 14_750,
     "replay": 950,
-    "rewards": 8_600,
+    "rewards": 8_800,
     "roles": 10_550,
     "runs": 2_900,
     "sandbox": 2_700,
