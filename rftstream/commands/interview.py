@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from rftstream.errors import RftError
-from rftstream.preflight.first_file import check_model, held_out_count, usual_reward
+from rftstream.preflight.first_file import as_part_name, check_model, held_out_count, usual_reward
 from rftstream.preflight.first_problems import FORMATS, MADE, FirstFile, missing_prompt, read_problems, without_answer
 from rftstream.preflight.plan import add_import_paths
 
@@ -48,8 +48,10 @@ def ask(wanted: FirstFile, given: set[str]) -> FirstFile:
     if wanted.model != MADE and "device" not in given and (gpus := _gpus()):
         on_gpu = click.confirm(f"train and sample on {gpus}?", default=True, err=True)
         wanted = wanted if on_gpu else replace(wanted, device="cpu")
+    environment = "environment of several turns (empty: one turn): attempts, tools, or module:Class of your own"
+    answer("environment", environment, "", _known("environment", wanted.folder))
     usual = usual_reward(wanted)
-    answer("reward", f"reward (empty: {usual}, as the answers are)", "", _known("reward", wanted.folder))
+    answer("reward", f"reward (empty: {usual})", "", _known("reward", wanted.folder))
     if wanted.model != MADE and (wanted.reward or usual) in ("math", "exact"):
         forms = "; ".join(f"{name} ({about})" for name, (about, *_) in FORMATS.items())
         answer("answer_format", f"how the model ends its answer: {forms}", next(iter(FORMATS)), _format)
@@ -126,6 +128,7 @@ def _known(kind: str, folder: Path) -> Callable[[str], str]:
     def check(name: str) -> str:
         from rftstream.config.parts import registry
 
+        name = as_part_name(name)
         known = registry.table(kind)
         if name and name not in known and ":" not in name:
             raise click.UsageError(f"unknown {name!r}; {registry.suggest(name, known)} (or 'module:Name' of your own)")

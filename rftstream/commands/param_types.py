@@ -100,6 +100,11 @@ def complete_reward(ctx: click.Context, param: click.Parameter, incomplete: str)
     return _parts("reward", incomplete)
 
 
+def complete_environment(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the built-in environments that begin with the typed text."""
+    return _parts("environment", incomplete)
+
+
 def complete_algorithm(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the built-in algorithms that begin with the typed text."""
     return _parts("algorithm", incomplete)

@@ -11,7 +11,13 @@ from typing import Any
 import click
 
 from rftstream.commands.options import at_work, columns_option, command, json_option, say
-from rftstream.commands.param_types import AnyPath, complete_algorithm, complete_key, complete_reward
+from rftstream.commands.param_types import (
+    AnyPath,
+    complete_algorithm,
+    complete_environment,
+    complete_key,
+    complete_reward,
+)
 from rftstream.errors import ConfigError
 
 WIDTH = 110
@@ -113,10 +119,16 @@ def schema() -> None:
 @columns_option("What prompt or answer is called in the file, if it is nothing usual; may be given several times.")
 @click.option("--model", metavar="MODEL", help="made, a model folder, or a name on the hub.  [default: made]")
 @click.option(
+    "--environment",
+    metavar="NAME",
+    shell_complete=complete_environment,
+    help="Of several turns: a built-in one, module:Class or module.py:Class.  [default: one turn]",
+)
+@click.option(
     "--reward",
     metavar="REWARD",
     shell_complete=complete_reward,
-    help="A built-in reward, or module:function.  [default: as the answers are]",
+    help="A built-in reward, or module:function.  [default: the environment's, or as the answers are]",
 )
 @click.option("--algorithm", metavar="NAME", shell_complete=complete_algorithm, help="[default: grpo]")
 @click.option("--kafka", metavar="SERVERS", help="host:port of brokers.  [default: the log is a file]")
@@ -141,6 +153,7 @@ def init(
     tasks: str | None,
     columns: tuple[str, ...],
     model: str | None,
+    environment: str | None,
     reward: str | None,
     algorithm: str | None,
     kafka: str | None,
@@ -165,7 +178,8 @@ def init(
         ask = sys.stdin.isatty() and sys.stderr.isatty() and not as_json
     options = {
         "name": name, "tasks": tasks, "model": model, "reward": reward, "algorithm": algorithm, "servers": kafka,
-        "steps": steps, "device": device, "held_out": held_out, "answer_format": answer_format,
+        "environment": environment, "steps": steps, "device": device, "held_out": held_out,
+        "answer_format": answer_format,
     }  # fmt: skip
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     wanted = FirstFile(folder=folder, columns=dict(map(_column, columns)), **given)

@@ -10,16 +10,18 @@ import json
 import re
 import shlex
 import shutil
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import AlgorithmSpec
+from rftstream.config.parts.part_specs import AlgorithmSpec, EnvironmentSpec, TasksetSpec
 from rftstream.config.sections import RunConfig, RunSection
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Problem
@@ -64,6 +66,8 @@ MOST_LEARNED = 40
 KNOWS_NOTHING = (
     "model: made here with random weights, it cannot read problems as long as these; name one that can, --model FOLDER"
 )
+MADE_TURNS = 4
+"""Turns in an environment that a made model gets tokens for."""
 WITHOUT_ANSWER = 12
 """Characters of a completion that are reckoned with where problems have no answers."""
 
@@ -100,7 +104,8 @@ class WrittenFiles(Report):
 def write(wanted: FirstFile) -> WrittenFiles:
     """Write the run file, its JSON Schema for editors, and a sample of problems if none is named. ConfigError if one of
     these files exists, or if the run would not start; then no file is left."""
-    wanted = replace(wanted, name=wanted.name or _usual_name(wanted.folder))
+    name, environment = wanted.name or _usual_name(wanted.folder), as_part_name(wanted.environment)
+    wanted = replace(wanted, name=name, environment=environment)
     registry.convert({"name": wanted.name}, RunSection, where="run")
     check_free(wanted)
     if wanted.answer_format not in FORMATS:
@@ -129,10 +134,16 @@ def write(wanted: FirstFile) -> WrittenFiles:
     return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)), copied, warnings)
 
 
+def as_part_name(named: str) -> str:
+    """Return `my_module.py:Class`, as other commands name code, in the form of a run file: `my_module:Class`."""
+    place, colon, thing = named.partition(":")
+    return f"{'.'.join(Path(place).with_suffix('').parts)}{colon}{thing}" if place.endswith(".py") else named
+
+
 def check_model(wanted: FirstFile) -> None:
     """Raise ConfigError if the model is a folder that is not there, or too small for the problems."""
     if wanted.model == MADE:
-        _made_model(read_problems(wanted))
+        _made_model(read_problems(wanted), wanted)
     else:
         _model_path(wanted)
 
@@ -154,33 +165,35 @@ def run_file_text(wanted: FirstFile, sizes: Mapping[str, Any] = MappingProxyType
     columns = find_columns(wanted, source)
     problems = open_problems(wanted, source, columns)
     reward = wanted.reward or _usual_reward(wanted, source, problems)
+    _check_given(wanted, source, reward)
     name = "sums" if not wanted.tasks else _taskset_name(source)
     is_made = wanted.model == MADE
     _, system, pattern = FORMATS[wanted.answer_format]
     asked = [f"system = {_text(system)}"] if system else []
     steps = wanted.steps or (250 if is_made else 100)
     evaluated = ["sampling = { temperature = 1.0 }"] if is_made else []
+    section = partial(_section, source, columns, wanted.environment, reward)
     paragraphs = [
         [f"#:schema ./{SCHEMA}"],
         ["# Made by `rftstream init`. `rftstream explain KEY` says what a setting means, e.g. trainer.lr."],
         ["[run]", f"name = {_text(wanted.name)}", f"steps = {steps}"],
-        _made_model(problems) if is_made else ["[model]", f"path = {_text(_model_path(wanted))}"],
+        _made_model(problems, wanted) if is_made else ["[model]", f"path = {_text(_model_path(wanted))}"],
     ]
     if count := _num_held_out(wanted, source, problems):
         shuffled = "shuffle_seed = 0, " if "shuffle_seed" in _options(source) else ""
         paragraphs += [
-            [*_section(f"tasksets.{name}", source, columns, reward, options=f"{shuffled}skip = {count}"), *asked],
+            [*section(f"tasksets.{name}", options=f"{shuffled}skip = {count}"), *asked],
             [
-                *_section("evaluations.held-out", source, columns, reward, options=f"{shuffled}size = {count}"),
+                *section("evaluations.held-out", options=f"{shuffled}size = {count}"),
                 *asked,
                 "every = 20",
                 *evaluated,
             ],
         ]
     else:
-        paragraphs.append([*_section(f"tasksets.{name}", source, columns, reward), *asked])
+        paragraphs.append([*section(f"tasksets.{name}"), *asked])
     if not wanted.tasks:
-        head, *rest = _section(f"evaluations.{name}", source, columns, reward)
+        head, *rest = section(f"evaluations.{name}")
         about = "# the sums that are trained on: so small a model learns each by heart"
         paragraphs.append([f"{head}  {about}", *rest, "every = 50", "n = 4", "k = [1, 4]", *evaluated])
     if reward == "exact" and pattern:
@@ -209,22 +222,28 @@ def _options(source: str) -> set[str]:
     return set() if spec is None else {field.name for field in config_fields(spec.path)}
 
 
-def _section(key: str, source: str, columns: Mapping[str, str], reward: str, *, options: str = "") -> list[str]:
+def _section(
+    source: str, columns: Mapping[str, str], environment: str, reward: str, key: str, *, options: str = ""
+) -> list[str]:
     given = ", ".join(f"{ours} = {_text(theirs)}" for ours, theirs in columns.items())
     return [
         f"[{key}]",
         f"source = {_text(source)}",
         *([f"columns = {{ {given} }}"] if columns else []),
+        *([f"environment = {_text(environment)}"] if environment else []),
         f"reward = {_text(reward)}",
         *([f"options = {{ {options} }}"] if options else []),
     ]
 
 
-def _made_model(problems: Sequence[Problem]) -> list[str]:
-    """Return the section of a model that has a token for every character of the problems."""
-    texts = [*map(_prompt, problems), *(problem.answer or "" for problem in problems)]
+def _made_model(problems: Sequence[Problem], wanted: FirstFile) -> list[str]:
+    """Return the section of a model that has a token for every character of the problems; beside an environment, whose
+    replies nobody knows, for all of ASCII."""
+    replies = [string.digits + string.ascii_letters + string.punctuation + " \n"] if wanted.environment else []
+    texts = [*map(_prompt, problems), *(problem.answer or "" for problem in problems), *replies]
     characters = "".join(sorted(set("".join(texts))))
-    context = max((len(_prompt(problem)) for problem in problems), default=0) + _most_tokens(problems)
+    longest = max((len(_prompt(problem)) for problem in problems), default=0)
+    context = max(longest + _most_tokens(problems), MOST_CONTEXT if wanted.environment else 0)
     has_images = any(message.media for problem in problems for message in problem.messages)
     if len(characters) > MOST_CHARACTERS or context > MOST_CONTEXT or has_images:
         raise ConfigError(
@@ -248,7 +267,7 @@ def _training(wanted: FirstFile, problems: Sequence[Problem], sizes: Mapping[str
         return [
             [
                 "[sampling]",
-                f"max_tokens = {_most_tokens(problems)}",
+                f"max_tokens = {_most_tokens(problems) * (MADE_TURNS if wanted.environment else 1)}",
                 "temperature = 1.4          # explores more than evaluations, which sample at 1",
             ],
             [*_feeder(32), "max_staleness = 1          # versions between sampling and training"],
@@ -326,13 +345,27 @@ def _most_tokens(problems: Sequence[Problem]) -> int:
 
 
 def _usual_reward(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> str:
-    """Return the source's own scorer; for numbers `math`, which finds them in a text; otherwise a reward that compares
-    texts."""
-    scheme = source.partition(":")[0]
+    """Return the reward of an environment, save for `tools`, where an answer is what counts; else the source's own
+    scorer; for numbers `math`, which finds them in a text; otherwise a reward that compares texts."""
+    scheme, name = source.partition(":")[0], as_part_name(wanted.environment)
+    if name and name != "tools" and registry.find_spec(EnvironmentSpec, name).gives_reward:
+        return "environment"
+    if not name and (brought := registry.find_spec(TasksetSpec, scheme).reward):
+        return brought
     if scheme in registry.table("reward"):
         return scheme
     are_numbers = all(re.fullmatch(r"-?[\d,]+(\.\d+)?", problem.answer or "") for problem in problems)
     return "math" if are_numbers and wanted.model != MADE else "exact"
+
+
+def _check_given(wanted: FirstFile, source: str, reward: str) -> None:
+    """Raise ConfigError if the reward is the environment's, and there is no environment."""
+    brings = registry.find_spec(TasksetSpec, source.partition(":")[0]).environment
+    if reward == "environment" and not wanted.environment and not brings:
+        raise ConfigError(
+            "--reward: 'environment' takes the reward that an environment gives, and none is named; name it, "
+            "--environment attempts or --environment my_module.py:Class, or leave --reward out"
+        )
 
 
 def _taskset_name(source: str) -> str:

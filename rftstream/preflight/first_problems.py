@@ -50,8 +50,10 @@ class FirstFile:
     """Our name -> the file's, if the file's name is not one of `USUAL_COLUMNS`."""
     model: str = MADE
     """`made`, a model folder, or a name on the hub."""
+    environment: str = ""
+    """Name of an environment, `module:Class` or `module.py:Class`; empty: one turn, or what the source brings."""
     reward: str = ""
-    """Name of a reward; empty: it is chosen by the form of the answers."""
+    """Name of a reward; empty: it is the environment's, or chosen by the form of the answers."""
     algorithm: str = "grpo"
     servers: str = ""
     """Addresses of Kafka's servers; empty: the log is a file in the run folder."""

@@ -97,7 +97,7 @@ def test_a_file_and_a_reward_of_ones_own(here: Path) -> None:
 
 
 def test_what_is_not_given_is_asked_for(here: Path) -> None:
-    done = call("init", "asked", "--ask", "--steps", "2", answer="\n\nexct\nexact\n\n\n")
+    done = call("init", "asked", "--ask", "--steps", "2", answer="\n\n\nexct\nexact\n\n\n")
     assert done.exit_code == 0, done.output
     assert "did you mean 'exact'?" in done.stderr
     text = (here / "asked" / "rftstream.toml").read_text()
@@ -107,6 +107,54 @@ def test_what_is_not_given_is_asked_for(here: Path) -> None:
     assert call("check", "asked/rftstream.toml").exit_code == 0
 
 
+GAME = """
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.environments.base import Reply
+
+class Game:
+    def __init__(self, config, *, problem, seed):
+        self.problem, self.turns = problem, 0
+
+    def start(self):
+        return self.problem.messages
+
+    def reply(self, said):
+        self.turns += 1
+        right = said.content == self.problem.answer
+        more = () if right else (ChatMessage(role="user", content="Try it again!"),)
+        return Reply(done=right or self.turns == 3, messages=more, reward=float(right))
+
+    def close(self):
+        pass
+"""
+
+
+def test_an_environment_is_written_with_its_reward(here: Path) -> None:
+    (here / "my_game.py").write_text(GAME)
+    for named, written, reward in (("attempts", "attempts", "environment"), ("tools", "tools", "exact"),
+                                   ("my_game:Game", "my_game:Game", "environment"),
+                                   ("my_game.py:Game", "my_game:Game", "environment")):  # fmt: skip
+        folder = here / re.sub(r"\W", "-", named)
+        done = call("init", str(folder), "--environment", named)
+        assert done.exit_code == 0, done.output
+        config = tomllib.loads((folder / "rftstream.toml").read_text())
+        for section in (config["tasksets"]["sums"], config["evaluations"]["sums"]):
+            assert (section["environment"], section["reward"]) == (written, reward)
+        assert call("check", str(folder / "rftstream.toml")).exit_code == 0
+    assert (here / "my_game-Game" / "my_game.py").is_file(), "it runs from any folder"
+    asked = call("init", "asked", "--ask", answer="\n\nmy_game.py:Game\n\n\n\nn\n")
+    assert asked.exit_code == 0, asked.output
+    assert 'environment = "my_game:Game"' in (here / "asked" / "rftstream.toml").read_text()
+
+
+def test_the_reward_of_an_environment_needs_one(here: Path) -> None:
+    done = call("init", "new", "--reward", "environment")
+    assert done.exit_code == 2 and not (here / "new").exists()
+    assert "none is named; name it, --environment attempts or --environment my_module.py:Class" in done.stderr
+    lost = call("init", "new", "--environment", "attemts")
+    assert lost.exit_code == 2 and "did you mean 'attempts'?" in lost.stderr
+
+
 def test_each_answer_is_checked_when_it_is_given(here: Path) -> None:
     (here / "many.jsonl").write_text(
         "".join(json.dumps({"text": f"{n}+1=", "next": str(n + 1)}) + "\n" for n in range(40))
@@ -114,7 +162,8 @@ def test_each_answer_is_checked_when_it_is_given(here: Path) -> None:
     answers = {
         "nowhere.jsonl": "no such file", "many.jsonl": "", "txt": "there are text, next", "text": "",
         "nxt": "there are next", "next": "",
-        "./nomodel": "no such folder", "made": "", "no_such_module_here:score": "no module named", "my_scores:near": "",
+        "./nomodel": "no such folder", "made": "", "attemts": "did you mean 'attempts'?", "": "",
+        "no_such_module_here:score": "no module named", "my_scores:near": "",
         "0.9": "expected a number from 0 to 0.5", "0.25": "", "gpro": "did you mean 'grpo'?", "grpo": "",
         "broker": "expected host:port", "broker:9092": "", "n": "",
     }  # fmt: skip
@@ -138,7 +187,7 @@ def test_what_is_doubtful_of_the_problems_is_told(here: Path) -> None:
 
 
 def test_answers_are_not_lost_where_they_do_not_run(here: Path) -> None:
-    done = call("init", "asked", "--ask", "--tasks", "rows.jsonl", answer="text\nnext\n\nmy_scores:lost\n\n\n")
+    done = call("init", "asked", "--ask", "--tasks", "rows.jsonl", answer="text\nnext\n\n\nmy_scores:lost\n\n\n")
     assert done.exit_code == 2 and not (here / "asked").exists()
     again = "rftstream init asked --tasks rows.jsonl --column prompt=text --column answer=next --reward my_scores:"
     assert f"answers: {again}lost\n" in done.stderr
