@@ -14,8 +14,16 @@ from typing import Any
 import click
 
 from rftstream.errors import RftError
-from rftstream.preflight.first_file import as_part_name, check_model, held_out_count, usual_reward
-from rftstream.preflight.first_problems import FORMATS, MADE, FirstFile, missing_prompt, read_problems, without_answer
+from rftstream.preflight.first_file import check_model, held_out_count, usual_reward
+from rftstream.preflight.first_problems import (
+    FORMATS,
+    MADE,
+    FirstFile,
+    as_part_name,
+    missing_prompt,
+    read_problems,
+    without_answer,
+)
 from rftstream.preflight.plan import add_import_paths
 
 SERVERS = re.compile(r"[\w.-]+:\d+(,\s*[\w.-]+:\d+)*")

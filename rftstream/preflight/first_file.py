@@ -21,7 +21,7 @@ from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import AlgorithmSpec, EnvironmentSpec, TasksetSpec
+from rftstream.config.parts.part_specs import AlgorithmSpec
 from rftstream.config.sections import RunConfig, RunSection
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Problem
@@ -34,11 +34,14 @@ from rftstream.preflight.first_problems import (
     MADE,
     SAMPLE,
     FirstFile,
+    as_part_name,
+    check_given,
     find_columns,
     find_source,
     open_problems,
     read_problems,
     relative_to,
+    reward_of_source,
     sample_text,
     without_answer,
 )
@@ -134,12 +137,6 @@ def write(wanted: FirstFile) -> WrittenFiles:
     return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)), copied, warnings)
 
 
-def as_part_name(named: str) -> str:
-    """Return `my_module.py:Class`, as other commands name code, in the form of a run file: `my_module:Class`."""
-    place, colon, thing = named.partition(":")
-    return f"{'.'.join(Path(place).with_suffix('').parts)}{colon}{thing}" if place.endswith(".py") else named
-
-
 def check_model(wanted: FirstFile) -> None:
     """Raise ConfigError if the model is a folder that is not there, or too small for the problems."""
     if wanted.model == MADE:
@@ -150,7 +147,7 @@ def check_model(wanted: FirstFile) -> None:
 
 def usual_reward(wanted: FirstFile) -> str:
     """Return the reward that is chosen by the form of the answers."""
-    return _usual_reward(wanted, find_source(wanted) if wanted.tasks else "", read_problems(wanted))
+    return reward_of_source(wanted, find_source(wanted) if wanted.tasks else "", read_problems(wanted))
 
 
 def held_out_count(wanted: FirstFile) -> int:
@@ -164,8 +161,8 @@ def run_file_text(wanted: FirstFile, sizes: Mapping[str, Any] = MappingProxyType
     source = find_source(wanted)
     columns = find_columns(wanted, source)
     problems = open_problems(wanted, source, columns)
-    reward = wanted.reward or _usual_reward(wanted, source, problems)
-    _check_given(wanted, source, reward)
+    reward = wanted.reward or reward_of_source(wanted, source, problems)
+    check_given(wanted, source, reward)
     name = "sums" if not wanted.tasks else _taskset_name(source)
     is_made = wanted.model == MADE
     _, system, pattern = FORMATS[wanted.answer_format]
@@ -342,30 +339,6 @@ def _most_tokens(problems: Sequence[Problem]) -> int:
     """Return the tokens that a made model gets: for the longest answer, its end, and a quarter more."""
     longest = max(len(problem.answer or "") for problem in problems) or WITHOUT_ANSWER
     return longest + 1 + longest // 4
-
-
-def _usual_reward(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> str:
-    """Return the reward of an environment, save for `tools`, where an answer is what counts; else the source's own
-    scorer; for numbers `math`, which finds them in a text; otherwise a reward that compares texts."""
-    scheme, name = source.partition(":")[0], as_part_name(wanted.environment)
-    if name and name != "tools" and registry.find_spec(EnvironmentSpec, name).gives_reward:
-        return "environment"
-    if not name and (brought := registry.find_spec(TasksetSpec, scheme).reward):
-        return brought
-    if scheme in registry.table("reward"):
-        return scheme
-    are_numbers = all(re.fullmatch(r"-?[\d,]+(\.\d+)?", problem.answer or "") for problem in problems)
-    return "math" if are_numbers and wanted.model != MADE else "exact"
-
-
-def _check_given(wanted: FirstFile, source: str, reward: str) -> None:
-    """Raise ConfigError if the reward is the environment's, and there is no environment."""
-    brings = registry.find_spec(TasksetSpec, source.partition(":")[0]).environment
-    if reward == "environment" and not wanted.environment and not brings:
-        raise ConfigError(
-            "--reward: 'environment' takes the reward that an environment gives, and none is named; name it, "
-            "--environment attempts or --environment my_module.py:Class, or leave --reward out"
-        )
 
 
 def _taskset_name(source: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import TasksetSpec
+from rftstream.config.parts.part_specs import EnvironmentSpec, TasksetSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.columns import OUR_COLUMNS, USUAL_COLUMNS, found_columns
@@ -207,3 +208,33 @@ def open_problems(wanted: FirstFile, source: str, columns: Mapping[str, str]) ->
     if not len(taskset):
         raise ConfigError(f"--tasks: {source}: has no problems, expected at least one")
     return [taskset.problem(index) for index in range(min(len(taskset), MOST_LOOKED_AT))]
+
+
+def as_part_name(named: str) -> str:
+    """Return `my_module.py:Class`, as other commands name code, in the form of a run file: `my_module:Class`."""
+    place, colon, thing = named.partition(":")
+    return f"{'.'.join(Path(place).with_suffix('').parts)}{colon}{thing}" if place.endswith(".py") else named
+
+
+def reward_of_source(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> str:
+    """Return the reward of an environment, save for `tools`, where an answer is what counts; else the source's own
+    scorer; for numbers `math`, which finds them in a text; otherwise a reward that compares texts."""
+    scheme, name = source.partition(":")[0], as_part_name(wanted.environment)
+    if name and name != "tools" and registry.find_spec(EnvironmentSpec, name).gives_reward:
+        return "environment"
+    if not name and (brought := registry.find_spec(TasksetSpec, scheme).reward):
+        return brought
+    if scheme in registry.table("reward"):
+        return scheme
+    are_numbers = all(re.fullmatch(r"-?[\d,]+(\.\d+)?", problem.answer or "") for problem in problems)
+    return "math" if are_numbers and wanted.model != MADE else "exact"
+
+
+def check_given(wanted: FirstFile, source: str, reward: str) -> None:
+    """Raise ConfigError if the reward is the environment's, and there is no environment."""
+    brings = registry.find_spec(TasksetSpec, source.partition(":")[0]).environment
+    if reward == "environment" and not wanted.environment and not brings:
+        raise ConfigError(
+            "--reward: 'environment' takes the reward that an environment gives, and none is named; name it, "
+            "--environment attempts or --environment my_module.py:Class, or leave --reward out"
+        )
