@@ -17,7 +17,7 @@ from rftstream.contracts.rollouts import ImageSpan, Rollout, Segment
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import Pieces, Renderer, image_spans, joined, pieces_of_turns
-from rftstream.preflight.checks.check import Rendering
+from rftstream.preflight.checks.rendering import Rendering
 from rftstream.preflight.trial_run import trial_config, try_tasks
 from rftstream.queries.formatting import image_text, number, plural
 from rftstream.queries.plain import Report, pick

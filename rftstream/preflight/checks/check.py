@@ -6,11 +6,9 @@ estimates what the run will need. All errors are collected, so that one report s
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
-from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.contracts.tasks import Problem
 from rftstream.data.operators.problems import show_problems
 from rftstream.data.tasksets.base import Taskset, question_hash
 from rftstream.data.tasksets.open import grows, open_taskset
@@ -30,23 +28,23 @@ from rftstream.models.chat_template import GIVEN
 from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.folders.folder import FAKE, for_section, prepare_model
 from rftstream.models.folders.special_tokens import SPECIAL_NAMES
-from rftstream.models.rendering import Renderer, joined, open_renderer
-from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import images_of
-from rftstream.models.vision.images import IMAGE_MARK
 from rftstream.preflight.checks.advice import find_warnings
-from rftstream.preflight.checks.check_environments import begin_once
-from rftstream.preflight.checks.check_report import CheckReport, PartLine, Prompt, TasksetLine, demonstrations_line
+from rftstream.preflight.checks.check_environments import Beginning, begin_once
+from rftstream.preflight.checks.check_report import CheckReport, PartLine, TasksetLine, demonstrations_line
 from rftstream.preflight.checks.check_resources import disk_of, look_at_topics, memory_of
 from rftstream.preflight.checks.check_rewards import (
     check_columns,
     check_given,
     doubts_about_length,
     doubts_about_room,
+    is_given,
     problem_name,
 )
 from rftstream.preflight.checks.dependencies import isolations, reward_server_warnings, sandbox_warnings
+from rftstream.preflight.checks.plays import as_seen, doubts_about_rewards
 from rftstream.preflight.checks.reference_scores import MAX_SCORED, score_references
+from rftstream.preflight.checks.rendering import Rendering
 from rftstream.preflight.checks.templates import doubts_about_tools, first_break
 from rftstream.preflight.estimate import estimate_seconds
 from rftstream.preflight.memory import memory_warnings
@@ -242,9 +240,12 @@ def _taskset(
         if isinstance(section, EvaluationSection) and section.num_tasks is not None:
             line.problems = min(len(taskset), section.num_tasks)
         line.first_problem = problem = taskset.problem(0)
-        begun = begin_once(config, section.environment, problem, f"{line.place}.environment")
+        others = [taskset.problem(index) for index in range(1, min(line.problems, MAX_SCORED))]
+        begun = begin_once(config, section.environment, problem, f"{line.place}.environment", others)
+        line.plays, line.is_given = list(begun.plays), is_given(section)
         line.advice += begun.doubts
-        line.replied = begun.replied
+        if line.is_given:
+            line.advice += doubts_about_rewards(f"{line.place}.environment", line.plays)
         line.tools = tuple(str(tool.get("function", tool).get("name")) for tool in begun.tools)
         if rendering is not None:
             if (own := for_section(rendering.spec, section)) is not rendering.spec:
@@ -252,6 +253,7 @@ def _taskset(
             with _problem(line.place, taskset, 0):
                 line.first = rendering.prompt(begun.messages, begun.tools)
                 _refuse_empty(line.first.token_ids)
+            _see_longest(line, begun, rendering)
             line.one_turn = begun.has_one_turn
             line.turns = first_break(rendering.renderer, begun.messages, begun.tools)
             line.advice += _template_advice(line, rendering, section)
@@ -278,6 +280,24 @@ def _taskset(
                     if line.scores.reference and not line.scores.less and rendering is not None:
                         line.advice += doubts_about_room(line.place, problems, rendering.renderer, most)
     return line
+
+
+def _see_longest(line: TasksetLine, begun: Beginning, rendering: Rendering) -> None:
+    """Render the longest play as the model will see it, and compare it with the context."""
+    answered = [play for play in begun.plays if any(not reply.done for reply in play.replies)]
+    if not answered:
+        return
+    play = max(answered, key=lambda play: play.num_turns)
+    try:
+        seen = line.seen = as_seen(rendering.renderer, begun.messages, begun.tools, play)
+    except ConfigError as error:
+        line.advice.append(f"{line.place}.environment: what it replies cannot be rendered: {error}")
+        return
+    if rendering.context is not None and seen.num_tokens >= rendering.context:
+        line.advice.append(
+            f"{line.place}.environment: {plural(seen.num_turns, 'turn')} of it have {seen.num_tokens:,} tokens, and "
+            f"the context is {rendering.context:,}: rollouts will be cut off; raise model.context, or let it say less"
+        )
 
 
 def _measure(
@@ -387,63 +407,3 @@ def _template_advice(
             "segment has its whole prompt, which is computed anew; use another template (model.chat_template), or see "
             "'Exact tokens over turns' in docs/environments.md"
         )
-
-
-@dataclass(frozen=True)
-class Rendering:
-    """A model's renderer, with the facts about its tokenizer that `check` needs. `of` makes it."""
-
-    spec: ModelSpec
-    renderer: Renderer
-    context: int | None
-    unknown: int | None = None
-    """The token that stands for all unknown characters."""
-    is_closed: bool = False
-    """Whether some characters may have no token."""
-    controls: re.Pattern[str] | None = None
-    """Pattern that matches the names of special tokens in a text. None: there are no special tokens."""
-
-    @staticmethod
-    def of(spec: ModelSpec) -> Rendering:
-        """Open the renderer of a model, and look at its tokenizer."""
-        renderer = open_renderer(spec)
-        unknown: int | None = None
-        is_closed = False
-        file = spec.folder / "tokenizer.json"
-        if file.is_file():
-            import tokenizers
-
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
-            if name := getattr(tokenizer.model, "unk_token", None):
-                unknown = tokenizer.token_to_id(name)
-            is_closed = unknown is not None or isinstance(tokenizer.model, tokenizers.models.WordLevel)
-        context = spec.context if spec.context is not None else renderer.context
-        names = sorted(renderer.control_texts - {"", IMAGE_MARK}, key=len, reverse=True)
-        controls = re.compile("|".join(map(re.escape, names))) if names else None
-        return Rendering(spec, renderer, context, unknown, is_closed, controls)
-
-    def control_in(self, problem: Problem) -> str | None:
-        """Return the first name of a special token in the problem's messages, or None."""
-        found = (self.controls.search(message.content) for message in problem.messages) if self.controls else ()
-        return next((one[0] for one in found if one is not None), None)
-
-    def added(self, tools: Sequence[Mapping[str, Any]]) -> int:
-        """Return the number of tokens that the template adds to a message without text, with these tools."""
-        try:
-            return len(self.renderer.render((ChatMessage(role="user", content=""),), tools))
-        except RftError:  # the template refuses a message without text
-            return 0
-
-    def prompt(self, messages: tuple[ChatMessage, ...], tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """Render the messages as a prompt, with the text of each token."""
-        token_ids = self.renderer.render(messages, tools)
-        pieces = tuple(map(self.show, token_ids))
-        return Prompt(messages=messages, token_ids=token_ids, pieces=pieces, text=self.text(token_ids))
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Return tokens as one text. A character may take several tokens."""
-        return joined(self.renderer.pieces(token_ids))
-
-    def show(self, token: int) -> str:
-        """Return a token as text, or its id in angle brackets if it has no text."""
-        return joined(self.renderer.pieces([token])) or f"<{token}>"

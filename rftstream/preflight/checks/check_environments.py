@@ -1,4 +1,4 @@
-"""Checks whether an environment can be built and started. It is called in the same way as by the explorer's turn
+"""Checks whether an environment can be built and played. It is called in the same way as by the explorer's turn
 loop."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,14 @@ from rftstream.environments.harbor.agent import HarborAgent
 from rftstream.environments.launched_agents import agent_of
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.gateway.addresses import parse_address
+from rftstream.preflight.checks.plays import MOST_TURNS, Play, texts_to_say
 from rftstream.preflight.checks.raised_at import raised_at
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
 WAIT_S = 0.05
 """Most seconds between two polls for an environment's answer."""
+QUICK_S = 10.0
+"""Most seconds of a play after which there is another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,70 +44,118 @@ class Beginning:
     """The problem's tools, then those of the environment."""
     has_one_turn: bool = False
     """Whether every rollout ends with the first completion."""
-    replied: str = ""
-    """The environment's reply to the problem's answer, in words. Empty: it was not asked."""
+    plays: tuple[Play, ...] = ()
+    """Plays with the problem's answer, and with wrong ones. Empty: it was not asked."""
     doubts: list[str] = field(default_factory=list)
     """Errors while the environment was closed, in sentences that begin with the place."""
 
 
-def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> Beginning:
-    """Build the environment for a problem, start it, read its tools, give it the problem's answer as a first turn, and
-    close it. `named` is the run file's value at `where`. Each call has the same time limit as in an explorer.
-    ConfigError explains errors; a reply that fails is a doubt.
+def begin_once(
+    config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str, others: Sequence[Problem] = ()
+) -> Beginning:
+    """Build the environment for a problem, start it, read its tools, give it the problem's answer in each turn, and
+    close it; then once more with wrong answers, of which `others` may have one, unless it is slow. `named` is the run
+    file's value at `where`. Each call has the same time limit as in an explorer. ConfigError explains errors; a reply
+    that fails is a doubt.
 
     An agent is not started, since nothing would answer its model calls.
     """
     name = name_of_part(named, where)
     spec = registry.find_spec(EnvironmentSpec, name)
     if spec.is_agent:
-        doubts = _doubts_about_agent(config, named, problem, where)
-        return Beginning(messages=problem.messages, tools=problem.tools, doubts=doubts)
+        about_agent = _doubts_about_agent(config, named, problem, where)
+        return Beginning(messages=problem.messages, tools=problem.tools, doubts=about_agent)
     part, options = config.build_environment(where)
-    built: list[Any] = []
-
-    def make() -> Any:
-        built.append(part(options, problem=problem, seed=0))
-        return built[0]
-
     limit_s, rung = config.explorer.reply_timeout_s, threading.Event()
     workers = CallWorkers(max_threads=2, ring=rung.set)
     calls = EnvironmentCalls(now=time.monotonic, timeout_s=limit_s, workers=workers)
-    session = EnvironmentSession(calls.open(is_immediate=spec.is_immediate), make, name=f"{name!r}", timeout_s=limit_s)
-    found: list[Opening | CallFailure] = []
-    replies: list[Reply | CallFailure] = []
-    failed_to_close: list[CallFailure] = []
-    try:
-        session.begin(found.append)
-        while not found:
-            _wait(calls, rung)
-        if isinstance(found[0], Opening) and not spec.has_one_turn and hasattr(built[0], "reply"):
-            said = problem.answer or ""
-            session.reply(AssistantMessage(content=said, text=said), replies.append)
-            while not replies:
-                _wait(calls, rung)
-        session.close(failed_to_close.append)
-        while session.is_busy and not any(map(_is_given_up, (*found, *replies))):
-            _wait(calls, rung)
-    finally:
-        calls.close()
-    (opening,) = found
 
     def words(failure: CallFailure) -> str:
         settings = f"environments.{name}" if isinstance(named, str) else where
         text = config.as_written(_words(settings, failure), "environment", named, where)
         return text if text.startswith(where) else f"{where}: {text}"
 
-    if isinstance(opening, CallFailure):
-        raise ConfigError(words(opening))
-    if not callable(getattr(built[0], "reply", None)):
-        raise ConfigError(f"{where}: {name!r}: {type(built[0]).__name__} has no method reply; write one")
+    began: list[Opening] = []
+    plays: list[Play] = []
+    doubts: list[str] = []
+    try:
+        for said, text in texts_to_say(problem, others).items():
+            player = _Player(calls, rung, lambda: part(options, problem=problem, seed=0), spec, name, limit_s)
+            since = time.monotonic()
+            opening, play, failures = player.play(said, text)
+            if isinstance(opening, CallFailure):
+                raise ConfigError(words(opening))
+            if not callable(getattr(player.built, "reply", None)):
+                raise ConfigError(f"{where}: {name!r}: {type(player.built).__name__} has no method reply; write one")
+            began.append(opening)
+            plays.append(play)
+            doubts += [line for line in map(words, failures) if line not in doubts]
+            if spec.has_one_turn or failures or time.monotonic() - since > QUICK_S:
+                break
+    finally:
+        calls.close()
     return Beginning(
-        messages=opening.messages,
-        tools=(*problem.tools, *opening.tools),
+        messages=began[0].messages,
+        tools=(*problem.tools, *began[0].tools),
         has_one_turn=spec.has_one_turn,
-        replied="".join(_in_words(reply) for reply in replies if isinstance(reply, Reply)),
-        doubts=[words(one) for one in (*replies, *failed_to_close) if isinstance(one, CallFailure)],
+        plays=() if spec.has_one_turn else tuple(plays),
+        doubts=doubts,
     )
+
+
+class _Player:
+    """Plays one environment object to its end, with the same text in each turn. `begin_once` makes one for each
+    play."""
+
+    def __init__(
+        self,
+        calls: EnvironmentCalls,
+        rung: threading.Event,
+        make: Callable[[], Any],
+        spec: EnvironmentSpec,
+        name: str,
+        limit_s: float,
+    ) -> None:
+        self._calls, self._rung, self._has_one_turn = calls, rung, spec.has_one_turn
+        self.built: Any = None
+        """The environment, once it was made."""
+
+        def made() -> Any:
+            self.built = make()
+            return self.built
+
+        line = calls.open(is_immediate=spec.is_immediate)
+        self._session = EnvironmentSession(line, made, name=f"{name!r}", timeout_s=limit_s)
+
+    def play(self, said: str, text: str) -> tuple[Opening | CallFailure, Play, list[CallFailure]]:
+        """Return the beginning, the replies, and the failures after the beginning."""
+        found: list[Opening | CallFailure] = []
+        failures: list[CallFailure] = []
+        replies: list[Reply] = []
+        self._session.begin(found.append)
+        self._wait_for(found)
+        answers = isinstance(found[0], Opening) and not self._has_one_turn and hasattr(self.built, "reply")
+        while answers and len(replies) < MOST_TURNS and not (replies and replies[-1].done):
+            answer: list[Reply | CallFailure] = []
+            self._session.reply(AssistantMessage(content=text, text=text), answer.append)
+            self._wait_for(answer)
+            if isinstance(answer[0], CallFailure):
+                failures.append(answer[0])
+                break
+            replies.append(answer[0])
+        self._session.close(failures.append)
+        while self._session.is_busy and not any(map(_is_given_up, (*found, *failures))):
+            self._wait()
+        return found[0], Play(said=said, text=text, replies=tuple(replies)), failures
+
+    def _wait_for(self, answers: Sequence[object]) -> None:
+        while not answers:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._rung.wait(min(WAIT_S, self._calls.idle_s()))
+        self._rung.clear()
+        self._calls.poll()
 
 
 def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> list[str]:
@@ -146,21 +197,8 @@ async def _doubt_about_task(agent: HarborAgent, problem: Problem) -> str:
     return ""
 
 
-def _wait(calls: EnvironmentCalls, rung: threading.Event) -> None:
-    rung.wait(min(WAIT_S, calls.idle_s()))
-    rung.clear()
-    calls.poll()
-
-
-def _is_given_up(answer: Opening | Reply | CallFailure) -> bool:
+def _is_given_up(answer: Opening | CallFailure) -> bool:
     return isinstance(answer, CallFailure) and answer.timed_out
-
-
-def _in_words(reply: Reply) -> str:
-    parts = [message.content.partition("\n")[0] for message in reply.messages[:1]]
-    parts += ["the rollout ends"] if reply.done else []
-    parts += [] if reply.reward is None else [f"reward {reply.reward:g}"]
-    return "; ".join(parts) or "nothing"
 
 
 def _words(settings: str, failure: CallFailure) -> str:

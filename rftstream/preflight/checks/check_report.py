@@ -16,6 +16,7 @@ from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
+from rftstream.preflight.checks.plays import Play, SeenPlay, play_lines, reply_text
 from rftstream.preflight.checks.reference_scores import ReferenceScores
 from rftstream.preflight.estimate import DiskEstimate
 from rftstream.preflight.memory import MemoryEstimate, memory_lines, place_line
@@ -117,7 +118,7 @@ class TasksetLine(Report):
 
     JSON = (
         "name kind source reward problems trained=trained_to_json grows longest_prompt=longest num_rendered too_long "
-        "first_prompt=first tools earlier_turns=turns environment_reply=replied scores"
+        "first_prompt=first tools earlier_turns=turns environment_reply=replied plays seen scores"
     )
 
     name: str
@@ -158,10 +159,20 @@ class TasksetLine(Report):
     """Sentences about the template and the reward."""
     held: list[HeldClassifier] = field(default_factory=list)
     """Reward models that each scoring process holds."""
-    replied: str = ""
-    """The environment's reply to the first problem's answer, in words."""
+    plays: list[Play] = field(default_factory=list)
+    """Replies of the environment to the first problem's answer, and to wrong ones."""
+    is_given: bool = False
+    """Whether the environment gives the reward."""
+    seen: SeenPlay | None = None
+    """A play as the model sees it. None if the environment replies nothing."""
     scores: ReferenceScores | None = None
     """Rewards of the problems' answers and of empty ones."""
+
+    @property
+    def replied(self) -> str:
+        """Return the environment's first reply, in words; empty if it was not asked."""
+        replies = self.plays[0].replies if self.plays else ()
+        return reply_text(replies[0]) if replies else ""
 
     def trained_to_json(self) -> int | None:
         """Return the number of an evaluation's problems that are also trained on."""
@@ -279,8 +290,7 @@ def _seen_lines(line: TasksetLine) -> list[str]:
         return []
     text = _abridged(line.first.text.replace("\n", LINE_END))
     lines = [f"  the model sees, {plural(line.first.num_tokens, 'token')}: {text}"]
-    if line.replied:
-        lines.append(f"  the environment replies: {line.replied}")
+    lines += play_lines(line.plays, line.seen, is_given=line.is_given)
     if line.scores is not None:
         lines.append(f"  reward: {line.scores.to_text()}")
     return lines

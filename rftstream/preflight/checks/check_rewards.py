@@ -36,14 +36,18 @@ REFERENCES_S = 30.0
 
 def check_given(place: str, section: TasksetSection | EvaluationSection) -> None:
     """Raise ConfigError if the reward is the one that the environment gives, and this environment never gives one."""
-    uses = reward_uses(section.reward, f"{place}.reward")
     environment = name_of_part(section.environment, f"{place}.environment")
-    is_asked = any(registry.find_spec(RewardSpec, use.name).takes_given and use.use != "check" for use in uses)
-    if is_asked and not registry.find_spec(EnvironmentSpec, environment).gives_reward:
+    if is_given(section) and not registry.find_spec(EnvironmentSpec, environment).gives_reward:
         raise ConfigError(
             f"{place}.reward: 'environment' takes what the environment gives, and {environment!r} never gives "
             "a reward: no rollout could be scored; name another reward, or an environment that gives one"
         )
+
+
+def is_given(section: TasksetSection | EvaluationSection) -> bool:
+    """Return whether the reward is, or contains, the one that the environment gives."""
+    uses = reward_uses(section.reward, "reward")
+    return any(registry.find_spec(RewardSpec, use.name).takes_given and use.use != "check" for use in uses)
 
 
 def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:

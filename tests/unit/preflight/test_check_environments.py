@@ -79,6 +79,28 @@ class Deaf(Fine):
         return said.no_such
 
 
+class Asks(Fine):
+    turns = 0
+
+    def reply(self, said):
+        self.turns += 1
+        right = said.text == self.problem.answer
+        messages = () if right else (ChatMessage(role="user", content="Wrong. " * self.words),)
+        return Reply(done=right or self.turns == 3, messages=messages, reward=self.pays(right))
+
+    words = 3
+
+    def pays(self, right):
+        return float(right)
+
+
+class Pays(Asks):
+    words = 100
+
+    def pays(self, right):
+        return 1.0
+
+
 class Foreign:
     def __init__(self, config, *, problem, seed):
         self.boxes = config["boxes"]
@@ -91,16 +113,21 @@ class Foreign:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "own_check_environments.py").write_text(OWN)
-    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}))
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     close_pools()
 
 
 def looked(
-    folder: Path, environment: str | dict[str, Any], explorer: dict[str, Any] | None = None, **settings: Any
+    folder: Path,
+    environment: str | dict[str, Any],
+    explorer: dict[str, Any] | None = None,
+    reward: str = "exact",
+    **settings: Any,
 ) -> CheckReport:
-    """`environment`: of the taskset. `settings`: of the environment of that name."""
+    """`environment` and `reward`: of the taskset. `settings`: of the environment of that name."""
     name = environment if isinstance(environment, str) else environment["name"]
     name = f"own_check_environments:{name}" if name[0].isupper() else name
     named = name if isinstance(environment, str) else {**environment, "name": name}
@@ -111,7 +138,7 @@ def looked(
                 "model": {"path": "fake", "context": 400},
                 "explorer": {"policy": "fake", **(explorer or {})},
                 "trainer": {"backend": "fake"},
-                "tasksets": {"train": {"source": "jsonl:train.jsonl", "environment": named}},
+                "tasksets": {"train": {"source": "jsonl:train.jsonl", "environment": named, "reward": reward}},
                 "environments": {name: settings} if settings else {},
                 "base": str(folder),
             }
@@ -138,7 +165,43 @@ def test_what_it_shows_first_and_its_tools_are_in_the_first_prompt(folder: Path)
     assert [message.content for message in line.first.messages] == ["1+1=", "Go."]
     assert "  tools: look\n" in report.to_text()
     assert report.to_json()["tasksets"][0]["tools"] == ["look"]
-    assert Fine.closed == ["2"]
+    assert Fine.closed == ["2"] * 3, "the answer, an empty turn, and the other problem's answer"
+
+
+def test_right_and_wrong_answers_are_played_to_the_end(folder: Path) -> None:
+    line = looked(folder, "Asks", reward="environment").tasksets[0]
+    assert [(play.said, play.text, play.num_turns, play.reward) for play in line.plays] == [
+        ("the problem's answer", "2", 1, 1.0), ("an empty turn", "", 3, 0.0), ("another problem's answer", "3", 3, 0.0),
+    ]  # fmt: skip
+    report = looked(folder, "Asks", reward="environment")
+    assert report.warnings == []
+    assert (
+        "  reward: 1 for the problem's answer, 0 for an empty turn, 0 for another problem's answer\n"
+        in report.to_short_text()
+    )
+    assert "an empty turn" not in looked(folder, "Asks").to_short_text(), "the taskset's reward is another one"
+    found = looked(folder, "Fine", reward="environment").to_short_text()
+    assert "reward: 2 for the problem's answer (not done after 4 turns), 2 (0 expected) for an empty turn (not" in found
+
+
+def test_a_reward_that_pays_for_wrong_answers_is_doubtful(folder: Path) -> None:
+    report = looked(folder, "Pays", reward="environment")
+    assert report.errors == []
+    said = "\n".join(report.warnings)
+    assert "tasksets.train.environment: an empty turn gets 3 from the environment, and the problem's answer 1: " in said
+    assert "tasksets.train.environment: another problem's answer gets 3 from" in said
+    assert "3 turns of it have" in said and "and the context is 400: rollouts will be cut off" in said
+
+
+def test_replies_are_shown_as_the_model_sees_them(folder: Path) -> None:
+    report = looked(folder, "Asks", reward="environment")
+    seen = report.tasksets[0].seen
+    assert seen is not None and "Wrong. Wrong. Wrong. " in seen.reply and seen.num_turns == 3
+    assert seen.num_reply_tokens < seen.num_tokens < 400
+    text = report.to_short_text()
+    assert f"  as the model sees it, {seen.num_reply_tokens} tokens: " in text
+    assert f"  a conversation of 3 turns has {seen.num_tokens} tokens\n" in text
+    assert report.to_json()["tasksets"][0]["seen"]["num_tokens"] == seen.num_tokens
 
 
 def test_it_replies_to_the_answer_once(folder: Path) -> None:
