@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.algorithms.reward_changes import changes_to_text
 from rftstream.config.loader import from_dict
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, RunManifest, RunState, Trimmed
@@ -135,6 +136,26 @@ def test_a_glance_finds_where_the_reward_changed(log: SyntheticLog) -> None:
     assert whole.comparable().steps == whole.steps[70:]
     curve = observed(log.transport).curve
     assert curve.reward_first() is None and curve.rewards()[-2:] == [119, 120]
+
+
+@pytest.mark.parametrize(("first", "last"), [(5, 90), (150, 460)])
+def test_a_glance_finds_all_turns_of_two_rewards(first: int, last: int, log: SyntheticLog) -> None:
+    """Whichever of the changes is found by halves, also where a trainer went back over some of them."""
+    log.step(0, resumed=True)
+    for epoch, versions in ((1, range(1, last - 4)), (2, range(last - 9, 701))):
+        if epoch == 2:
+            log.step(versions[0] - 1, epoch=2, resumed=True)
+        for version in versions:
+            log.trained[version] = version
+            mixed = first <= version < last and version % 5 < 2
+            scorers = {"sums": "closeness 2" if version >= last or mixed else "closeness 1"}
+            log.step(version, epoch=epoch, metrics={"reward": 1.0}, scorers=scorers)
+    summarise(log)
+    glance, whole = read_glance(Log(log.transport)), read_history(Log(log.transport))
+    assert len(glance.steps) < len(whole.steps)
+    assert glance.reward_changes == whole.reward_changes
+    (line,) = changes_to_text(glance.reward_changes)
+    assert f"score in turns, {len(whole.reward_changes)} times from version {first:,}" in line
 
 
 def test_who_looks_again_reads_of_control_what_is_new(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
