@@ -63,10 +63,11 @@ def turns_to_text(turns: Sequence[RewardChange]) -> str:
         return first.to_text()
     is_environment = without_environment(first.before) == without_environment(first.after)
     roles, what = ("explorers", "another environment") if is_environment else ("verifiers", "different code")
+    where = "" if is_environment else f"; `scores {first.taskset} by` in a verifier's log says which code it has"
     return (
         f"{first.taskset}: {first.before} and {first.after} score in turns, {len(turns)} times from version "
         f"{first.version:,} to {last.version:,}, so rewards do not compare: {roles} have {what}; give every "
-        f"host the same files, and start its {roles} again"
+        f"host the same files, and start its {roles} again{where}"
     )
 
 

@@ -159,7 +159,11 @@ class ProcessScorer:
         return alive
 
     def _say_changes(self, versions: Mapping[str, tuple[str, str]]) -> None:
-        """Log each reward whose code is not what it was in the children before."""
+        """Log who scores, as verdicts name it, and then each reward whose code is not what it was in the children
+        before."""
+        if not self._versions:
+            by = (f"{name} by {scorer} {version}" for name, (scorer, version) in versions.items())
+            logger.info("scores %s", ", ".join(by))
         for name, (scorer, version) in versions.items():
             if (before := self._versions.get(name, version)) != version:
                 logger.warning(

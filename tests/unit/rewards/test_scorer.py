@@ -341,6 +341,7 @@ def test_a_child_killed_while_idle_is_replaced(make: Make) -> None:
 def test_a_replaced_child_stamps_the_code_that_it_has_read(
     make: Make, user_rewards: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "rftstream")
     scorer = make(processes=2)
     (old,) = {reply.scorer_version for reply in drain(scorer, ["7"] * 200).values()}
     (user_rewards / "user_rewards.py").write_text("def score(completion, answer):\n    return 0.25\n")
@@ -356,6 +357,7 @@ def test_a_replaced_child_stamps_the_code_that_it_has_read(
     (new,) = {version for _, version in seen} - {old}
     assert seen <= {(1.0, old), (0.25, new)}, "two children of two codes, and no verdict under the other's name"
     assert caplog.text.count(f"reward score of train: its code has changed ({old} -> {new})") == 1
+    assert caplog.text.count(f"scores train by score {old}") == caplog.text.count("scores train by") == 1
 
 
 def test_what_a_hanging_reward_started_is_killed_too(make: Make, tmp_path: Path) -> None:
