@@ -34,6 +34,7 @@ from rftstream.contracts.tasks import Task
 from rftstream.queries.catalog.counts import count_fates, count_letters, newest_time, read_rates
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import GroupFilter, find_batch, find_group, find_groups
+from rftstream.queries.catalog.listing import RolloutFilter, find_rollouts, list_tools
 from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.catalog.problems import count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.updating import FILE
@@ -147,7 +148,9 @@ def _pages(folder: Path) -> Iterator[tuple[str, str, Callable[[], object]]]:
     now = find_moment("", history)
     past = find_moment(f"v{max(1, now.version // 2)}", history)
     with CatalogReader(file) as catalog:
-        group = find_groups(catalog, now, GroupFilter(), limit=1)[0].group_id
+        first = catalog.row("SELECT group_id FROM groups WHERE batch IS NOT NULL ORDER BY sequence LIMIT 1")
+    assert first is not None, "the run has trained nothing"
+    group = str(first["group_id"])  # the log has its records; those of later ones may be made up
 
     def ask(*questions: Callable[[CatalogReader], object]) -> Callable[[], object]:
         def asked() -> object:
@@ -196,6 +199,17 @@ def _pages(folder: Path) -> Iterator[tuple[str, str, Callable[[], object]]]:
         ),
     )
     yield (
+        "rollouts that mention a text, the worst first",
+        "/rollouts?text=again&order=worst",
+        ask(lambda c: find_rollouts(c, now, RolloutFilter(text="again"), order="worst"), list_tools),
+    )
+    taskset, _, problem, _ = group.split("/")
+    yield (
+        "a problem at two versions",
+        f"/problems/{taskset}/{problem}",
+        ask(lambda c: find_groups(c, now, GroupFilter(taskset=taskset, problem=int(problem)), limit=50)),
+    )
+    yield (
         "a version with its batch",
         "/versions/1",
         ask(lambda c: find_batch(c, now, 0), lambda c: find_groups(c, now, GroupFilter(batch=0), limit=50)),
@@ -236,7 +250,7 @@ def _add_group(run: OpenRun) -> None:
     sequence = sum(ends.values()) // _longrun.GROUP_SIZE
     task = partial(Task, problem=_longrun.PROBLEM, sampling=_longrun.SAMPLING, seed=7)
     records = [
-        codec.to_record(task(ids=one), "tasks", sequence % _longrun.NUM_PARTITIONS, run=run.run_id)
+        codec.to_record(task(ids=one), "tasks", sequence % len(ends), run=run.run_id)
         for one in _longrun._siblings(sequence)
     ]
     producer = run.transport.producer("bench")
