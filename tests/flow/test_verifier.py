@@ -243,7 +243,7 @@ def test_an_undecodable_rollout(scene: Scene) -> None:
     assert Counter(one.reason for one in verified.values()) == {UnscorableReason.undecodable: 1, None: 2}
     broken = verified[scene.siblings(0)[0].rollout_id]
     assert broken.rollout is None
-    assert "rollouts[0]@0 rollout.v7" in (broken.detail or "")
+    assert "rollouts[0]@0 rollout.v8" in (broken.detail or "")
     assert [one.value for one in letters_of(scene)] == [body[:-3]]
 
 

@@ -108,11 +108,16 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
             report.demonstrations = demonstrations_line(
                 config, report.model, rendering.text if rendering is not None else str
             )
-        trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
-        trained |= report.demonstrations.asked if report.demonstrations is not None else set()
+        shown_questions = set() if report.demonstrations is None else report.demonstrations.asked
+        trained: dict[int, set[int | None]] = {question: {None} for question in shown_questions}
+        for question, hidden in (one for line in report.tasksets if line.kind == "taskset" for one in line.asked or ()):
+            trained.setdefault(question, set()).add(hidden)
         for line in report.tasksets:
             if line.kind == "evaluation":
-                line.trained = sum(asked in trained for asked in line.asked or ())
+                line.trained = sum(
+                    question in trained and (hidden is None or not trained[question].isdisjoint({None, hidden}))
+                    for question, hidden in line.asked or ()
+                )
         doing("memory, disk and time")
         with collect("disk"):
             report.disk = disk_of(config, report)
@@ -313,7 +318,8 @@ def _measure(
     for index in range(line.problems):
         problem = taskset.problem(index)
         if line.asked is not None:
-            line.asked.append(question_hash(problem.messages))
+            hidden = None if line.one_turn else hash((problem.answer, repr(problem.info)))
+            line.asked.append((question_hash(problem.messages), hidden))
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
             bound += sum(map(tokens.count, images_of(problem.messages)))

@@ -128,8 +128,9 @@ class TasksetLine(Report):
     reward: str
     problems: int = 0
     """Number of problems in one pass; for an evaluation, the number that is used."""
-    asked: list[int] | None = None
-    """Hashes of the problems' questions, if the run file has evaluations."""
+    asked: list[tuple[int, int | None]] | None = None
+    """Hashes of the problems' questions, if the run file has evaluations, each with one of what the environment may
+    hide of the problem; None where there is one turn."""
     trained: int = 0
     """Number of an evaluation's problems that are also trained on."""
     grows: bool = False

@@ -14,6 +14,7 @@ from rftstream.config import loader
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.preflight.checks.check import check
 from rftstream.preflight.checks.check_report import CheckReport
+from tests.configs import small_run
 
 OWN = """
 import time
@@ -202,6 +203,25 @@ def test_replies_are_shown_as_the_model_sees_them(folder: Path) -> None:
     assert f"  as the model sees it, {seen.num_reply_tokens} tokens: " in text
     assert f"  a conversation of 3 turns has {seen.num_tokens} tokens\n" in text
     assert report.to_json()["tasksets"][0]["seen"]["num_tokens"] == seen.num_tokens
+
+
+def test_games_with_one_prompt_are_told_apart_by_what_they_hide(folder: Path) -> None:
+    """All say `Guess my number.`; what is guessed is the answer."""
+    rows = [{"prompt": "Guess my number.", "answer": str(number)} for number in range(5)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = {"source": "jsonl:train.jsonl", "environment": "attempts", "options": {"skip": 2}}
+    evaluations = {
+        "other": {**train, "options": {"size": 2}},
+        "same": {**train, "options": {"skip": 3}},
+        "at-once": {"source": "jsonl:train.jsonl", "options": {"size": 2}},
+    }
+    config = small_run(
+        model={"path": "fake", "context": 400}, explorer={"policy": "fake"}, trainer={"backend": "fake"},
+        tasksets={"train": train}, evaluations=evaluations, base=str(folder),
+    )  # fmt: skip
+    report = check(config)
+    assert report.errors == []
+    assert {line.name: line.trained for line in report.tasksets[1:]} == {"other": 0, "same": 2, "at-once": 2}
 
 
 def test_it_replies_to_the_answer_once(folder: Path) -> None:

@@ -118,11 +118,11 @@ def test_tombstones_and_damage(log: SyntheticLog) -> None:
     damaged = records(log, "rollouts")[0]
     shown = record_to_json(damaged)
     assert shown["message"] is None
-    assert shown["error"].startswith("rollouts[0]@0 rollout.v7 $")
+    assert shown["error"].startswith("rollouts[0]@0 rollout.v8 $")
     assert shown["value"] == {"base64": base64.b64encode(b"\xc1").decode()}
     assert shown["key"] == {"base64": base64.b64encode(b"\xfe").decode()}
     assert shown["headers"]["odd"] == {"base64": base64.b64encode(b"\xff").decode()}
-    assert "1 B that cannot be decoded: rollouts[0]@0 rollout.v7 $" in record_to_text(damaged)
+    assert "1 B that cannot be decoded: rollouts[0]@0 rollout.v8 $" in record_to_text(damaged)
 
 
 def test_values_that_json_lacks() -> None:
@@ -151,7 +151,7 @@ def test_every_message_has_a_text_and_a_json(log: SyntheticLog, sample: str) -> 
 def test_a_rollout_to_be_read(log: SyntheticLog) -> None:
     log.put("rollouts", rollout(log.siblings(0)[0], num_tokens=2, version=7))
     lines = record_to_text(records(log, "rollouts")[0]).split("\n")
-    assert lines[0].endswith("rollout.v7  sums/0/0/0/0")
+    assert lines[0].endswith("rollout.v8  sums/0/0/0/0")
     assert "    user: 1+2=" in lines
     assert "  assistant: 3" in lines
     assert "  segments[0]: 5 tokens, 2 sampled (2 from 1/7), mean logprob -0.500" in lines
