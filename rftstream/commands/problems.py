@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import time
 from contextlib import closing
 from pathlib import Path
@@ -128,9 +129,9 @@ def doubtful(run: Path, num: int, as_json: bool) -> None:
     policy makes the same mistake each time: somebody has to look. The studio's index is used, and kept in RUN/index
     (safe to delete). RUN is a run folder, or a run file (then its newest run).
     """
-    from rftstream.queries.catalog.problems import find_problems
+    from rftstream.queries.catalog.problems import count_problems, find_problems
     from rftstream.queries.catalog.run_index import RunIndex
-    from rftstream.queries.formatting import columns
+    from rftstream.queries.formatting import columns, plural
     from rftstream.queries.plain import plain
     from rftstream.runs.folder import open_run
 
@@ -140,6 +141,7 @@ def doubtful(run: Path, num: int, as_json: bool) -> None:
         index.catalog(texts=True) as opened,
     ):
         found = [] if opened is None else find_problems(*opened, doubtful=True, limit=num)
+        num_scored = 0 if opened is None else count_problems(*opened, reward=(-math.inf, None))
     if as_json:
         print_out([plain(one) for one in found])
         return
@@ -152,4 +154,9 @@ def doubtful(run: Path, num: int, as_json: bool) -> None:
         for one in found
     ]
     heads = ("problem", "reference answer", "most attempts say", "how many")
-    print_out("\n".join(columns([heads, *rows], left=3)) if rows else "no doubtful problem")
+    none = (
+        f"no doubtful problem, of {plural(num_scored, 'problem')} with rewards"
+        if num_scored
+        else "no problem has rewards yet: those of decided groups count, in a rescored run after `rftstream resume`"
+    )
+    print_out("\n".join(columns([heads, *rows], left=3)) if rows else none)

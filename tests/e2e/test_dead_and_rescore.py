@@ -116,6 +116,7 @@ n = 2
     lag = place.look("status", "runs/again", "--json").result["lag"]
     assert (lag["tasks"], lag["rollouts"]) == (0, 0)
     assert lag["verified"] > 0
+    assert "no problem has rewards yet" in place.look("problems", "doubtful", "runs/again").out
 
     trained = place.call("resume", "runs/again", "--json")
     assert trained.code == 0, trained.err

@@ -205,6 +205,13 @@ def test_problems_whose_reference_answer_may_be_wrong(scene: Scene) -> None:
         ]
 
 
+def test_where_nothing_is_doubtful_it_says_of_how_many_problems(tmp_path: Path) -> None:
+    make_text_run(tmp_path / "words", 0)
+    assert (
+        call("problems", "doubtful", tmp_path / "words").stdout == "no doubtful problem, of 48 problems with rewards\n"
+    )
+
+
 @each(
     ("said", "answer"),
     [
