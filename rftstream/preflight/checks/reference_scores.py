@@ -17,6 +17,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import RewardSpec
 from rftstream.config.parts.reward_uses import RewardNamed, reward_uses
 from rftstream.contracts.tasks import Problem
+from rftstream.error_kinds import rough_kind_of
 from rftstream.preflight.checks.raised_at import raised_at
 from rftstream.preflight.checks.reward_probes import Hack, find_hacks
 from rftstream.queries.formatting import number, plural
@@ -73,7 +74,7 @@ class ReferenceScores(Report):
     form: tuple[str, float] | None = None
     """The first problem's answer in the form that got most, with its mean reward. None if the bare answers got 1."""
     error: str = ""
-    """The first error that the reward raised, or why there are no rewards."""
+    """The errors that the reward raised, of each kind one with its number of problems, or why there are no rewards."""
     hacks: tuple[Hack, ...] = ()
     """Answers that say nothing right, and get a high reward."""
     elsewhere: tuple[int, str] | None = None
@@ -300,7 +301,10 @@ class _Scoring:
         right, empty, formed = _rewards(self._right), _rewards(self._empty), list(self._formed)
         again, parts = _rewards(self._again), _parts(self._right)
         unsteady = next(_unequal(right, again), None) if again else None
-        error = next((one for one in (*self._right, *self._empty) if isinstance(one, BaseException)), None)
+        errors = [
+            next((one for one in pair if isinstance(one, BaseException)), None)
+            for pair in zip(self._right, self._empty, strict=True)
+        ]
         return ReferenceScores(
             num_problems=num_problems,
             have_answers=have_answers,
@@ -320,7 +324,7 @@ class _Scoring:
             elsewhere=(len(self._wrong), _told(self._wrong[0])) if self._wrong else None,
             unsteady=unsteady,
             drawing=_drawing(self._right, self._again) if unsteady and parts else (),
-            error="" if error is None else _told(error),
+            error=_told_kinds([one for one in errors if one is not None]),
         )
 
 
@@ -356,6 +360,15 @@ def _least(asked: Sequence[Problem], rewards: Sequence[float | None]) -> tuple[s
 def _told(error: BaseException) -> str:
     place = raised_at(error)
     return f"{type(error).__name__}: {error}{place and f' at {place}'}"
+
+
+def _told_kinds(errors: Sequence[BaseException]) -> str:
+    """Return the first error of each kind, the most frequent kind first, each with its number if there are several."""
+    kinds: dict[str, list[str]] = {}
+    for told in map(_told, errors):
+        kinds.setdefault(rough_kind_of(told), []).append(told)
+    found = sorted(kinds.values(), key=len, reverse=True)
+    return "; ".join(f"{len(one)} x {one[0]}" if len(found) > 1 else one[0] for one in found)
 
 
 def _rewards(scored: Sequence[object]) -> list[float | None]:

@@ -248,3 +248,20 @@ def test_rewards_of_several_parts_are_told_apart(tmp_path: Path, monkeypatch: py
         assert said in found.to_short_text()
         unsteady = [one for one in found.warnings if "when scored twice" in one or "for the" in one]
         assert len(unsteady) == len(doubts) and all(said in one for said, one in zip(doubts, unsteady, strict=True))
+
+
+def test_each_kind_of_error_is_told_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_moody_rewards.py").write_text(
+        "def moody(completion, answer):\n"
+        "    if answer == '1':\n        return float('nan')\n"
+        "    if answer == '2':\n        return None\n"
+        "    if answer in '345':\n        raise ValueError(f'cannot read {completion!r}')\n"
+        "    return float(completion == answer)\n"
+    )
+    rows = [{"prompt": "abc", "answer": str(answer)} for answer in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    taskset = {"source": "jsonl:rows.jsonl", "reward": "own_moody_rewards:moody"}
+    found = check(loader.from_dict({**RUN_FILE, "tasksets": {"rows": taskset}, "base": str(tmp_path)})).to_text()
+    assert "raised for 5 of 8: 3 x ValueError: cannot read '3' at own_moody_rewards.py:7, in moody; 1 x " in found
+    assert "got nan, expected a finite number" in found and "got None, expected a number" in found
