@@ -3,6 +3,7 @@
 Each sign is a function of the history alone, as in `algorithms.reward_signs`. A sign is a reason to look, not a proof.
 
     lr           the newest steps have learned nothing, by a learning rate of 0
+    unscored     many rollouts have no reward, and as many at first; `reward_signs` tells of a share that rises
     truncated    a token limit ends most completions, and no fewer than at first
     no_signal    no step has had a learning signal yet, or none for some steps
     collapsed    the reward, or else an evaluation, is far below what it was
@@ -19,7 +20,7 @@ from itertools import accumulate
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, likely_cause
 from rftstream.algorithms.reward_changes import by_newest_scorer
-from rftstream.algorithms.reward_signs import Sign
+from rftstream.algorithms.reward_signs import UNSCORED_RISE, Sign
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.formatting import number, plural
@@ -28,6 +29,8 @@ WINDOW = 5
 """Steps at each end of the history that are compared."""
 LEAST_STEPS = 2 * WINDOW
 """Steps before a change is reported."""
+MANY_UNSCORED = 0.1
+"""Share of rollouts without a reward that is reported."""
 MANY_CUT = 0.5
 """Share of completions cut by a token limit that is reported."""
 NOT_FALLING = 0.9
@@ -67,6 +70,7 @@ def find_training_signs(
         return ()
     return (
         *_no_lr(steps),
+        *_unscored(steps),
         *_truncated(steps),
         *_no_signal(steps, config),
         *(tuple(_collapsed(steps)) or _collapsed_evaluations(evaluations, config)),
@@ -83,6 +87,16 @@ def _no_lr(steps: Sequence[StepRecord]) -> Iterator[Sign]:
     if last == 0:
         why = "set trainer.lr" if first == 0 else f"trainer.lr_schedule has brought it there from {number(first)}"
         yield Sign("lr", "trainer.lr", f"the newest steps have a learning rate of 0, so nothing is learned: {why}")
+
+
+def _unscored(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+    if (ends := _ends(steps, "unscored_share")) is None:
+        return
+    ((first, last),) = ends
+    if last < MANY_UNSCORED or (len(steps) >= LEAST_STEPS and last - first >= UNSCORED_RISE):
+        return
+    text = f"{last:.0%} of the newest rollouts have no reward, and teach nothing: `rftstream dead list RUN` says why"
+    yield Sign("unscored", "rewards", text)
 
 
 def _truncated(steps: Sequence[StepRecord]) -> Iterator[Sign]:

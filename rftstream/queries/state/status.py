@@ -293,6 +293,9 @@ def _flow(status: Status, now: float) -> Iterator[tuple[str, str]]:
         yield "lost", f"{found}: `rftstream topics list` shows settings"
     yield "dead letters", (listed(status.dead_letters) or "none") + ("; all put back" if status.all_put_back else "")
     yield from (("died of", f"{end.error} ({end.count:,} {end.reason})") for end in status.dead_errors)
+    rest = sum(status.dead_letters.values()) - sum(end.count for end in status.dead_errors)
+    if rest and status.dead_errors:
+        yield "died of", f"something else ({rest:,}): `rftstream dead list RUN`"
     if (deleted := status.control.deleted).version:
         yield "deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"
     for one in status.control.exports[-NUM_EXPORTS:]:

@@ -38,7 +38,7 @@ from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
 
-NUM_DEAD_ERRORS = 3
+NUM_DEAD_ERRORS = 5
 FLOW = ("tasks", "rollouts", "verified", "batches")
 """Topics from which retention deletes finished records."""
 

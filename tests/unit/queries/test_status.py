@@ -145,23 +145,25 @@ def test_it_says_what_rollouts_died_of(log: SyntheticLog, tmp_path: Path) -> Non
     log.put("dead", letter(3, "failed", "environment mine:Shop: reply: KeyError('price')"))
     for place in range(9):  # what they quote is data
         log.put("dead", letter(10 + place, "error", f"ValueError: no int with base 10: '{'a' * place}7'"))
-    for place, column in enumerate(("unit", "level")):  # and here names
+    for place, column in enumerate(("unit", "level", "name", "name")):  # and here names
         log.put("dead", letter(30 + place, "invalid", f"KeyError: '{column}'"))
     kinds = [(kind.reason, kind.error, kind.count) for kind in error_kinds(read_letters(Log(log.transport)))]
     assert kinds == [
         ("error", "ValueError: no int with base 10: '...'", 9),
         ("error", "ValueError: cannot judge N", 3),
+        ("invalid", "KeyError: 'name'", 2),
         ("failed", "environment mine:Shop: reply: KeyError('price')", 1),
         ("invalid", "KeyError: 'unit'", 1),
         ("invalid", "KeyError: 'level'", 1),
     ]
     found = status(log, tmp_path)
-    assert [kind["count"] for kind in found.to_json()["dead_errors"]] == [9, 3, 1]
+    assert [kind["count"] for kind in found.to_json()["dead_errors"]] == [9, 3, 2, 1, 1]
     assert found.to_json()["dead_errors"][1:2] == [
         {"reason": "error", "error": "ValueError: cannot judge N", "count": 3},
     ]
     lines = [line.strip() for line in found.to_text().splitlines()]
     assert "died of       ValueError: cannot judge N (3 error)" in lines
+    assert "died of       something else (1): `rftstream dead list RUN`" in lines
 
 
 def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:

@@ -60,6 +60,10 @@ def found(*args: object) -> dict[str, Sign]:
         (steps(4, {"lr": (0.0, 0.0)}), set()),  # warming up
         (steps(60, {**WELL, "lr": (1e-3, 0.0)}), set()),  # its last step alone
         (steps(60, DEAD, without=60), {"truncated"}),  # `no_signal` of the status tells it by now
+        (steps(1, {"unscored_share": (0.36, 0.36)}), {"unscored"}),
+        (steps(60, {"unscored_share": (0.36, 0.36)}), {"unscored"}),
+        (steps(60, {"unscored_share": (0.36, 0.0)}), set()),  # it was mended
+        (steps(60, {"unscored_share": (0.0, 0.36)}), set()),  # that it rises is a sign of the reward
         (steps(30, WELL, without=4), set()),
         (steps(30, WELL, without=6), {"no_signal"}),
         (steps(60, {**WELL, "reward": (0.1, 0.74), "reward_std": (0.3, 0.44)}), {"entropy"}),
