@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from textwrap import shorten
 
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec, RewardSpec
@@ -93,15 +94,30 @@ def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) ->
 
 
 def doubts_about_room(place: str, problems: Sequence[Problem], renderer: Renderer, max_tokens: int) -> list[str]:
-    """Return a sentence if answers that are right as they stand are longer than a completion may be."""
-    lengths = [len(renderer.encode(problem.answer)) for problem in problems if problem.answer is not None]
+    """Return sentences if answers that are right as they stand are longer than a completion may be, or have characters
+    that the model cannot say."""
+    answers = [problem.answer for problem in problems if problem.answer is not None]
+    lengths, unsayable = [], []
+    for answer in answers:
+        try:
+            lengths.append(len(renderer.encode(answer)))
+        except ConfigError as error:
+            unsayable.append((answer, error))
+    found = []
+    if unsayable:
+        answer, error = unsayable[0]
+        found.append(
+            f"{place}: the model cannot say the answers of {len(unsayable):,} of {len(answers):,} problems tried, such "
+            f"as {shorten(answer, 40, placeholder='...')!r}, and gets nothing for them unless another form is right, "
+            f"too: {error}"
+        )
     if longer := [length for length in lengths if length > max_tokens]:
-        return [
-            f"{place}: the answers of {len(longer):,} of {len(lengths):,} problems tried have more tokens, up to "
+        found.append(
+            f"{place}: the answers of {len(longer):,} of {len(answers):,} problems tried have more tokens, up to "
             f"{max(longer):,}, than a completion may have ({max_tokens:,}, sampling.max_tokens): raise it, unless "
             "shorter ones are right, too"
-        ]
-    return []
+        )
+    return found
 
 
 def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:

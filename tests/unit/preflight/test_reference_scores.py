@@ -217,6 +217,18 @@ def test_right_answers_that_no_completion_has_room_for(tmp_path: Path) -> None:
         assert [one for one in found.warnings if "more tokens" in one] == said
 
 
+def test_right_answers_that_the_model_has_no_token_for(tmp_path: Path) -> None:
+    rows = [{"prompt": "abc", "answer": "cba"}, {"prompt": "ab", "answer": "1 \u20ac"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sections = {"tasksets": {"rows": {"source": "jsonl:rows.jsonl"}}, "base": str(tmp_path)}
+    made = {"make": {"characters": "abc"}}
+    found = check(loader.from_dict({"run": {"name": "demo", "steps": 10}, "model": made, **sections}))
+    assert not found.errors, "the run starts"
+    (told,) = [one for one in found.warnings if "cannot say" in one]
+    assert told.startswith("tasksets.rows: the model cannot say the answers of 1 of 2 problems tried, such as '1 \u20ac', ")
+    assert "has no token for '1', ' ', '\u20ac'" in told
+
+
 def test_rewards_of_several_parts_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_part_rewards.py").write_text(
