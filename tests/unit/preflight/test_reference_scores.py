@@ -225,7 +225,8 @@ def test_right_answers_that_the_model_has_no_token_for(tmp_path: Path) -> None:
     found = check(loader.from_dict({"run": {"name": "demo", "steps": 10}, "model": made, **sections}))
     assert not found.errors, "the run starts"
     (told,) = [one for one in found.warnings if "cannot say" in one]
-    assert told.startswith("tasksets.rows: the model cannot say the answers of 1 of 2 problems tried, such as '1 \u20ac', ")
+    which = "the answers of 1 of 2 problems tried, such as '1 \u20ac', "
+    assert told.startswith(f"tasksets.rows: the model cannot say {which}")
     assert "has no token for '1', ' ', '\u20ac'" in told
 
 
