@@ -339,9 +339,11 @@ def _judged_calls(
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
     if bad is None:
         return replace(base, outcome=Outcome.finished if expected is None else Outcome.passed)
+    place = calls.index(bad)
     if bad.error:
-        return _failed(base, "crash", bad.error)
-    return _failed(base, "wrong", f"call {calls.index(bad)}: got {shown(bad.value)}")
+        is_up = place < len(end.frames) and end.frames[place][:1] == b"T"
+        return _failed(base, "cpu" if is_up else "crash", bad.error)
+    return _failed(base, "wrong", f"call {place}: got {shown(bad.value)}")
 
 
 def _judged_call(frame: bytes, wanted: tuple[Any] | None, tolerance: float, lost: str) -> CallEnd:

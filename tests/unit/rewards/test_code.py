@@ -188,6 +188,14 @@ def test_the_first_failed_test_is_told(program: str, info: dict[str, Any], reaso
     assert found.detail.startswith(detail) and len(found.detail) < 1000, found.detail
 
 
+@pytest.mark.slow
+def test_a_call_that_never_ends_is_no_crash() -> None:
+    program = item("```\ndef f(x):\n while x > 1: pass\n return 1\n```", MANY)
+    found = CodeReward(CodeReward.Config(wall_s=30.0, cpu_s=0.5))(program)
+    assert [name for name, value in found.metrics.items() if value and name.startswith("failed_")] == ["failed_cpu"]
+    assert found.detail.startswith("test 2 of 2, f(2): the time for one call is up, expected [0, 1, 2, ")
+
+
 def test_each_part_of_a_reward_tells_its_own() -> None:
     uses = [{"name": "code"}, {"name": "exact", "weight": 0.5}]
     reward = build_reward(uses, small_run(tasksets={"t": {"source": "arithmetic", "reward": uses}}))
