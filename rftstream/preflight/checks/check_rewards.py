@@ -105,11 +105,11 @@ def doubts_about_room(place: str, problems: Sequence[Problem], renderer: Rendere
             unsayable.append((answer, error))
     found = []
     if unsayable:
-        answer, error = unsayable[0]
+        answer, refused = unsayable[0]
         found.append(
             f"{place}: the model cannot say the answers of {len(unsayable):,} of {len(answers):,} problems tried, such "
             f"as {shorten(answer, 40, placeholder='...')!r}, and gets nothing for them unless another form is right, "
-            f"too: {error}"
+            f"too: {refused}"
         )
     if longer := [length for length in lengths if length > max_tokens]:
         found.append(
