@@ -10,7 +10,7 @@ from rftstream.rewards.base import RewardInput
 
 OF_ROLES = ("roles", "environment_roles")
 """Passed to who names them: a column of the problem may have the name, too."""
-NOT_PASSED = (*OF_ROLES, "num_prompt_messages", "reasoning", "segments")
+NOT_PASSED = (*OF_ROLES, "num_prompt_messages", "reasoning", "segments", "environment_version")
 INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
 OF_TRL_ALONE = frozenset({"trainer_state", "environments"})
 OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"}) | OF_TRL_ALONE

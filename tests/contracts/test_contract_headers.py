@@ -111,7 +111,7 @@ def test_ids_come_from_headers_alone() -> None:
         ),
         (
             (("contract", b"rollout"), ("contract_version", b"one")), "rollouts",
-            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected 1 to 7",
+            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected 1 to 8",
         ),
         (
             (("contract", b"rollout"),), "rollouts",
@@ -129,7 +129,7 @@ def test_records_that_do_not_belong_are_refused_by_their_headers(headers: Header
 
 def newer(version: int, *more: tuple[str, bytes], value: bytes | None = None) -> Record:
     """A rollout as a later release writes it, with a field that nobody knows here."""
-    fields = msgpack.unpackb(encode(SAMPLES["rollout.v7"])) | {"made_up_later": "a value"}
+    fields = msgpack.unpackb(encode(SAMPLES["rollout.v8"])) | {"made_up_later": "a value"}
     headers = (("contract", b"rollout"), ("contract_version", b"%d" % version), *more)
     return record(headers, value=msgpack.packb(fields) if value is None else value)
 
@@ -141,13 +141,13 @@ def test_a_record_of_a_later_version_is_read_if_its_writer_says_so() -> None:
         assert read == SAMPLES[f"rollout.v{known}"], "what is not known is skipped"
 
 
-@pytest.mark.parametrize("more", [(), (("readable_since", b"8"),)], ids=["not-said", "of-the-next"])
+@pytest.mark.parametrize("more", [(), (("readable_since", b"9"),)], ids=["not-said", "of-the-next"])
 def test_a_record_of_a_later_version_is_not_read_unless_its_writer_says_so(more: tuple[tuple[str, bytes], ...]) -> None:
-    assert MESSAGES["rollout"].version == 7
+    assert MESSAGES["rollout"].version == 8
     with pytest.raises(ContractError) as caught:
-        from_record(newer(8, *more))
+        from_record(newer(9, *more))
     assert str(caught.value) == (
-        "rollouts[3]@8172 headers.contract_version: got rollout.v8, expected at most v7; a later release of rftstream "
+        "rollouts[3]@8172 headers.contract_version: got rollout.v9, expected at most v8; a later release of rftstream "
         "wrote it: update this one"
     )
 
@@ -155,7 +155,7 @@ def test_a_record_of_a_later_version_is_not_read_unless_its_writer_says_so(more:
 @each("since", [b"", b"0", b"x", b"-1", b"1.0", b"9" * 12, b"\xff"])
 def test_nonsense_about_readers_is_damage(since: bytes) -> None:
     with pytest.raises(ContractError, match=r"headers\.readable_since: got "):
-        from_record(newer(8, ("readable_since", since)))
+        from_record(newer(9, ("readable_since", since)))
 
 
 @each("contract", ("rollout", "partial_rollout", "verified_rollout", "experience", "group_outcome"))

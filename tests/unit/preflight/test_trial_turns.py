@@ -114,6 +114,7 @@ def test_rewards_of_turns_and_a_new_segment(folder: Path) -> None:
     (shown,) = commands.called("try", file, "--taskset", "turns")["rollouts"]
     assert [turn["begins_segment"] for turn in shown["turns"]] == [0, None, 1]
     assert [turn["reward"] for turn in shown["turns"]] == [0.25, None, 0.25]
+    assert len(shown["posted"].pop("version")) == 12
     assert shown["posted"] == {
         "reward": 0.5,
         "parts": {"kept on": 0.5},
