@@ -86,12 +86,15 @@ class RunResult:
         if not RunFolder(self.run_dir).exists():
             return "\n".join([*lines, f"nothing was begun; the logs are in {folder}/logs"])
         lines.append(f"disk: {size(self.disk_bytes)} in {folder}")
+        new, in_all = ("new ", " in all") if self.new_steps < self.steps else ("", "")
         if self.no_reward:
             why = f", most of them: {self.no_reward_why}" if self.no_reward_why else ""
-            lines.append(f"{plural(self.no_reward, 'rollout')} without a reward{why}: `rftstream dead list {folder}`")
+            lines.append(
+                f"{plural(self.no_reward, f'{new}rollout')} without a reward{why}: `rftstream dead list {folder}`"
+            )
         if self.dead_groups:
             back = "" if self.sampled_by else f", `rftstream dead retry {folder} --all` puts them back"
-            what = "are not trained here" if self.sampled_by else "died"
+            what = "are not trained here" if self.sampled_by else f"died{in_all}"
             died = f"{plural(self.dead_groups, 'group')} {what}"
             lines.append(f"{died}: `rftstream dead list {folder}` says {'why' if self.sampled_by else 'of what'}{back}")
         if self.reason == "interrupted" or self.exit_code:

@@ -229,3 +229,14 @@ def test_groups_that_were_left_out_did_not_die(tmp_path: Path) -> None:
         )  # fmt: skip
         line = next(line for line in result.summary().splitlines() if "dead list" in line)
         assert line.startswith(said) and ("dead retry" in line) == (source is None)
+
+
+def test_a_resumed_run_tells_its_new_rollouts_from_all_dead_groups(tmp_path: Path) -> None:
+    """The rollouts are those of this command, the groups those that still lie there: the two do not belong together."""
+    (tmp_path / "config.toml").touch()
+    result = RunResult(
+        run_dir=tmp_path, reason="steps", steps=170, new_steps=10, version=170, reward_first=None, reward_last=1.0,
+        wall_s=1.0, dead_groups=28, no_reward=24,
+    )  # fmt: skip
+    said = result.summary()
+    assert "24 new rollouts without a reward: " in said and "28 groups died in all: " in said
