@@ -127,7 +127,8 @@ def _collapsed(steps: Sequence[StepRecord]) -> Iterator[Sign]:
     means = [(end - begin) / LEAST_STEPS for begin, end in zip(sums, sums[LEAST_STEPS:], strict=False)]
     begin = max(range(len(means)), key=means.__getitem__)
     best, last = means[begin], means[-1]
-    spread = max(step.metrics.get("reward_std", 0.0) for step in steps[begin : begin + LEAST_STEPS])
+    ends = [*steps[begin : begin + LEAST_STEPS], *steps[-LEAST_STEPS:]]  # at one of them all rewards may be equal
+    spread = max(step.metrics.get("reward_std", 0.0) for step in ends)
     if best - last < max(COLLAPSED * abs(best), SPREADS * spread) or best == last:
         return
     at = next(step.name.version for step in reversed(steps) if step.metrics["reward"] > (best + last) / 2)

@@ -91,6 +91,13 @@ def test_a_learning_rate_of_0_is_told_with_who_set_it() -> None:
     assert sign.text.endswith("trainer.lr_schedule has brought it there from 0.001")
 
 
+def test_a_reward_that_was_equal_everywhere_for_a_while_has_not_collapsed() -> None:
+    """At its best all rollouts had 0, so nothing was spread there: a single one below is chance."""
+    run = steps(60, {**WELL, "reward": (0.0, 0.0), "reward_std": (0.0, 0.0)})
+    run[-1].metrics.update(reward=-0.0004, reward_std=0.0044)
+    assert "collapsed" not in found(run, [])
+
+
 def test_a_reward_that_collapsed_is_told_with_the_version() -> None:
     run = [*steps(40, {"reward": (0.9, 0.9)}), *steps(60, {"reward": (0.0, 0.0)})[40:]]
     text = found(run, [])["collapsed"].text
