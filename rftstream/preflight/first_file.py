@@ -25,6 +25,7 @@ from rftstream.config.parts.part_specs import AlgorithmSpec
 from rftstream.config.sections import RunConfig, RunSection
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.base import question_hash
 from rftstream.errors import ConfigError
 from rftstream.models.machine import read_machine
 from rftstream.preflight.checks.check import check
@@ -187,6 +188,11 @@ def run_file_text(wanted: FirstFile, sizes: Mapping[str, Any] = MappingProxyType
                 *evaluated,
             ],
         ]
+        if _repeats(problems, count):
+            why = "# some stand there twice: so none is both trained on and held out"
+            paragraphs.append(
+                ["[[pipeline]]", 'op = "dedupe"             ' + why, "similarity = 1            # equal prompts"]
+            )
     else:
         paragraphs.append([*section(f"tasksets.{name}"), *asked])
     if not wanted.tasks:
@@ -211,6 +217,13 @@ def _num_held_out(wanted: FirstFile, source: str, problems: Sequence[Problem]) -
     if wanted.held_out is not None:
         return round(len(problems) * wanted.held_out)
     return min(MOST_HELD_OUT, int(len(problems) * HELD_OUT_SHARE))
+
+
+def _repeats(problems: Sequence[Problem], held_out: int) -> bool:
+    """Return whether prompts come again, and most of the problems are left without these. If few are left, problems
+    with one prompt differ in something else."""
+    different = len({question_hash(problem.messages) for problem in problems})
+    return different < len(problems) and different - held_out >= len(problems) / 2
 
 
 def _options(source: str) -> set[str]:

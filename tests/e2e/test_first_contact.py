@@ -186,6 +186,14 @@ def test_what_is_doubtful_of_the_problems_is_told(here: Path) -> None:
     assert len(found) == 2 and "rows have no answer" in found[0] and "so it is not held out" in found[1], done.output
 
 
+def test_nothing_is_held_out_and_trained_on_where_problems_repeat(here: Path) -> None:
+    rows = [{"prompt": f"{n % 35}+1=", "answer": "1"} for n in range(40)]
+    (here / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = call("init", "new", "--tasks", "some.jsonl", "--held-out", "0.25", "--reward", "exact")
+    assert done.exit_code == 0 and "warning" not in done.stdout, done.output
+    assert "trained on, too" not in call("check", "new/rftstream.toml").stdout
+
+
 def test_answers_are_not_lost_where_they_do_not_run(here: Path) -> None:
     done = call("init", "asked", "--ask", "--tasks", "rows.jsonl", answer="text\nnext\n\n\nmy_scores:lost\n\n\n")
     assert done.exit_code == 2 and not (here / "asked").exists()

@@ -43,7 +43,6 @@ EXCEPTIONS = {
         ("commands/replay.py", "grpo", "the default, beside which another is advised"),
         ("launch/sessions/replay_pipeline.py", "grpo", "the default, beside which another is advised"),
         ("config/parts/registry.py", "environment", "a kind of parts"),
-        ("preflight/checks/check.py", "dedupe", "an operator without which an advice names it"),
         ("preflight/estimate.py", "embedded", "the log whose journal takes room"),
         ("queries/catalog/texts.py", "length", "why sampling ended"),
         ("roles/trainer/update_cycle.py", "topr asymre", "algorithms made for old rollouts"),

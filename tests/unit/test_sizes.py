@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 4_000,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_750,
+    "preflight": 4_800,
     "queries": 14_800,
     "replay": 950,
     "rewards": 8_800,

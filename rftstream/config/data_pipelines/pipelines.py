@@ -36,6 +36,11 @@ class OperatorPlace:
         """Whether the operator's answer depends on the version at which a group is trained."""
         return registry.spec(OperatorSpec, self.name, where=f"{self.where}.op").by_version
 
+    @property
+    def by_problem(self) -> bool:
+        """Whether the operator's answer depends on the problem alone."""
+        return registry.spec(OperatorSpec, self.name, where=f"{self.where}.op").by_problem
+
     def build_config(self) -> tuple[Any, Any]:
         """Return the operator's class and its Config. ConfigError for unknown and bad settings."""
         part = registry.resolve("operator", self.name, where=f"{self.where}.op")

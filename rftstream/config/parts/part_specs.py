@@ -279,6 +279,9 @@ class OperatorSpec(PartSpec):
     by_version: bool = False
     """Whether its answer depends on the trainer's version at which a group is trained. While a group waits for a batch,
     the operators of its taskset are then asked again at each version."""
+    by_problem: bool = False
+    """Whether its answer depends on the problem alone, whatever the run has learned: `check` leaves out what it
+    skips."""
 
 
 @dataclass(frozen=True, slots=True)

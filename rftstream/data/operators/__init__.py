@@ -10,14 +10,14 @@ computed again from the log.
 from rftstream.config.parts.part_specs import OperatorSpec
 
 OPERATORS = {
-    "length": OperatorSpec("rftstream.data.operators.texts:Length"),
-    "regex": OperatorSpec("rftstream.data.operators.texts:Regex"),
+    "length": OperatorSpec("rftstream.data.operators.texts:Length", by_problem=True),
+    "regex": OperatorSpec("rftstream.data.operators.texts:Regex", by_problem=True),
     "solve_rate": OperatorSpec("rftstream.data.operators.draws:SolveRate"),
     "budget": OperatorSpec("rftstream.data.operators.draws:Budget"),
-    "dedupe": OperatorSpec("rftstream.data.operators.dedupe:Dedupe"),
+    "dedupe": OperatorSpec("rftstream.data.operators.dedupe:Dedupe", by_problem=True),
     "curriculum": OperatorSpec("rftstream.data.operators.draws:Curriculum"),
     "mixture": OperatorSpec("rftstream.data.operators.draws:Mixture"),
-    "language": OperatorSpec("rftstream.data.operators.texts:LanguageFilter"),
+    "language": OperatorSpec("rftstream.data.operators.texts:LanguageFilter", by_problem=True),
     "truncated": OperatorSpec("rftstream.data.operators.leaving_out:Truncated", side="experience"),
     "repetition": OperatorSpec("rftstream.data.operators.leaving_out:Repetition", side="experience"),
     "zero_variance": OperatorSpec("rftstream.data.operators.leaving_out:ZeroVariance", side="experience"),

@@ -60,6 +60,8 @@ class PlacedOperator:
     operator: Any
     by_version: bool = False
     """Whether its answer depends on the version for the group's training."""
+    by_problem: bool = False
+    """Whether its answer depends on the problem alone."""
     num_complaints: int = 0
     watch: OperatorWatch | None = None
     """Names the operator in the log if it hangs."""
@@ -106,7 +108,10 @@ def _placed(
 ) -> dict[str, tuple[PlacedOperator, ...]]:
     """Return the operators of a side for each taskset, in order."""
     built = [
-        (place.taskset, PlacedOperator(place.name, place.where, number, place.build(), place.by_version))
+        (
+            place.taskset,
+            PlacedOperator(place.name, place.where, number, place.build(), place.by_version, place.by_problem),
+        )
         for number, place in enumerate(places)
         if place.side == side
     ]
@@ -184,6 +189,12 @@ class TaskPipeline:
     def __bool__(self) -> bool:
         """Whether there are any operators."""
         return self._has_any
+
+    def skips_always(self, draw: Draw) -> bool:
+        """Return whether an operator that decides by the problem alone skips it, as it will in every pass."""
+        facts, check = self.new_facts(), partial(check_task_decision, draw)
+        asked = (one for one in self._operators.get(draw.taskset, ()) if one.by_problem)
+        return any(isinstance(one.ask(draw, facts, self._seed, check), Skip) for one in asked)
 
     def decide(self, draw: Draw, facts: Facts, *, put_back: bool = False) -> TaskResult:
         """Call the operators in order. `put_back`: a user asked for the group, so no operator may skip it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rftstream.config.data_pipelines.pipelines import operator_places
+from rftstream.config.loader import sampling_for
 from rftstream.config.sections import RunConfig
-from rftstream.data.operators.base import Problems, RunProblems
+from rftstream.data.operators.base import Draw, Problems, RunProblems
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
@@ -24,9 +25,28 @@ def all_problems(config: RunConfig, tasksets: Mapping[str, Taskset]) -> RunProbl
     return RunProblems(tuple(Problems(name, taskset) for name, taskset in tasksets.items()), evaluations)
 
 
-def show_problems(config: RunConfig) -> None:
-    """Show all problems to the operators that want to see them before the first draw, as the feeder does. ConfigError
-    if one finds a fault."""
-    if any(hasattr(place.build_config()[0], "prepare") for place in operator_places(config)):
-        tasksets = {name: open_taskset(name, section, config) for name, section in config.tasksets.items()}
-        TaskPipeline.of(config, all_problems(config, tasksets))
+def skipped_problems(config: RunConfig) -> dict[str, frozenset[int]]:
+    """Show all problems to the operators that want to see them before the first draw, as the feeder does. Return those
+    of each taskset that operators skip in every pass, whatever is learned. ConfigError if one finds a fault."""
+    places = [place for place in operator_places(config) if place.side == "task"]
+    if not any(place.by_problem or hasattr(place.build_config()[0], "prepare") for place in places):
+        return {}
+    tasksets = {name: open_taskset(name, section, config) for name, section in config.tasksets.items()}
+    pipeline = TaskPipeline.of(config, all_problems(config, tasksets))
+    skipped = {}
+    for name, taskset in tasksets.items():
+        sampling = sampling_for(config, config.tasksets[name].sampling, where=f"tasksets.{name}.sampling")
+        draws = (
+            Draw(
+                group_id=f"{name}/0/{index}/0",
+                taskset=name,
+                taskset_pass=0,
+                index=index,
+                problem=taskset.problem(index),
+                sampling=sampling,
+                group_size=config.feeder.group_size,
+            )
+            for index in range(len(taskset))
+        )
+        skipped[name] = frozenset(draw.index for draw in draws if pipeline.skips_always(draw))
+    return skipped

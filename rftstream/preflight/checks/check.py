@@ -20,7 +20,7 @@ from rftstream.config.parts.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import Problem
-from rftstream.data.operators.problems import show_problems
+from rftstream.data.operators.problems import skipped_problems
 from rftstream.data.tasksets.base import Taskset, question_hash
 from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
@@ -90,6 +90,7 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         report.modules = list(planned.modules)
         report.errors += [problem.found for problem in planned.problems]
         rendering = None
+        skipped, fault = _skipped(config)
         doing("the model's tokenizer and template")
         with suppress(RftError) if is_unfetched(config, Path(scratch) / "model") else collect("model"):
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
@@ -100,10 +101,10 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
             report.warnings += check_computed(config, report.model)
         for name, section in sections:
             doing(f"the {_kind_of(section)} {name}: its problems, environment and reward")
-            report.tasksets.append(_taskset(config, name, section, rendering, collect))
-        if not report.errors:
+            report.tasksets.append(_taskset(config, name, section, rendering, collect, skipped))
+        if fault is not None and not report.errors:
             with collect("pipeline"):
-                show_problems(config)
+                raise fault
         with collect("experts"):
             report.demonstrations = demonstrations_line(
                 config, report.model, rendering.text if rendering is not None else str
@@ -143,9 +144,18 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
         f"{line.place}: {line.trained:,} of its {line.problems:,} problems are trained on, too, so it is not held out: "
         f"{shown}divide the source (options.skip, options.size), no repeats ([[pipeline]] op = 'dedupe'), or rename it"
         for line in report.tasksets
-        if line.trained and "held" in line.name and not any(one.name == "dedupe" for one in report.parts)
+        if line.trained and "held" in line.name
     ]
     return report
+
+
+def _skipped(config: RunConfig) -> tuple[Mapping[str, frozenset[int]], Exception | None]:
+    """Return the problems that no operator lets through, and why that is not known. A part or taskset that cannot be
+    used is reported in its own place."""
+    try:
+        return skipped_problems(config), None
+    except Exception as error:  # own modules may raise anything
+        return {}, error
 
 
 class _Collector:
@@ -224,6 +234,7 @@ def _taskset(
     section: TasksetSection | EvaluationSection,
     rendering: Rendering | None,
     collect: _Collector,
+    skipped: Mapping[str, frozenset[int]],
 ) -> TasksetLine:
     kind = _kind_of(section)
     line = TasksetLine(
@@ -244,6 +255,9 @@ def _taskset(
         line.problems = len(taskset)
         if isinstance(section, EvaluationSection) and section.num_tasks is not None:
             line.problems = min(len(taskset), section.num_tasks)
+        line.skipped = skipped.get(name, frozenset()) if kind == "taskset" else frozenset()
+        if 0 < line.problems == len(line.skipped):
+            line.advice.append(f"{line.place}: the pipeline leaves all of its {line.problems:,} problems out")
         line.first_problem = problem = taskset.problem(0)
         others = [taskset.problem(index) for index in range(1, min(line.problems, MAX_SCORED))]
         begun = begin_once(config, section.environment, problem, f"{line.place}.environment", others)
@@ -271,12 +285,13 @@ def _taskset(
             line.advice += _control_advice(line)
     if reward is not None and line.first_problem is not None:
         with collect(f"{line.place}.reward"):
-            line.advice += check_columns(line.place, reward, taskset, line.problems)
+            line.advice += check_columns(line.place, reward, taskset, line.kept)
             most = sampling_for(config, section.sampling, where=f"{line.place}.sampling").max_tokens
             line.advice += doubts_about_length(line.place, reward, most)
             if kind == "taskset":
-                tried = min(MAX_SCORED, line.problems)  # from all of the data: kinds of problems often lie together
-                problems = [taskset.problem(one * line.problems // tried) for one in range(tried)]
+                kept = line.kept
+                tried = min(MAX_SCORED, len(kept))  # from all of the data: kinds of problems often lie together
+                problems = [taskset.problem(kept[one * len(kept) // tried]) for one in range(tried)]
                 line.scores = score_references(reward, section.reward, problems)
                 if line.scores is not None and line.scores.always_fails:
                     raise ConfigError(f"{line.place}.reward: {' '.join(line.scores.doubts())}")
@@ -317,7 +332,7 @@ def _measure(
     is_as_given = line.first is not None and line.first.messages == as_given
     for index in range(line.problems):
         problem = taskset.problem(index)
-        if line.asked is not None:
+        if line.asked is not None and index not in line.skipped:
             hidden = None if line.one_turn else hash((problem.answer, repr(problem.info)))
             line.asked.append((question_hash(problem.messages), hidden))
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)

@@ -139,6 +139,8 @@ class TasksetLine(Report):
     """Tokens of the longest rendered prompt, of those that are not left out."""
     num_rendered: int = 0
     """Number of rendered prompts: all, or the first ones and those that may have a problem."""
+    skipped: frozenset[int] = frozenset()
+    """Problems that operators leave out in every pass."""
     too_long: int = 0
     """Number of prompts that leave no room for a completion."""
     too_long_means: str = ""
@@ -183,6 +185,11 @@ class TasksetLine(Report):
     def place(self) -> str:
         """Return the section of the run file, such as `tasksets.sums`."""
         return f"{self.kind}s.{self.name}"
+
+    @property
+    def kept(self) -> Sequence[int]:
+        """Return the problems that operators do not leave out; all, if nothing is left."""
+        return [index for index in range(self.problems) if index not in self.skipped] or range(self.problems)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -357,6 +364,8 @@ def _stage_row(stage: Stage) -> tuple[str, ...]:
 
 def _taskset_lines(line: TasksetLine) -> list[str]:
     count = "problems join it while the run goes on, " if line.grows else f"{plural(line.problems, 'problem')}, "
+    if line.skipped:
+        count += f"{len(line.skipped):,} of them left out by the pipeline, "
     opened = count if line.grows or line.problems else ""  # the error tells of one that does not open
     head = f"{line.kind} {line.name}: {line.source}, {opened}reward {line.reward}"
     if line.trained:

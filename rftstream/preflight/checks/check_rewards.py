@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from textwrap import shorten
 
 from rftstream.config.parts import registry
@@ -51,11 +52,15 @@ def is_given(section: TasksetSection | EvaluationSection) -> bool:
     return any(registry.find_spec(RewardSpec, use.name).takes_given and use.use != "check" for use in uses)
 
 
-def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:
-    """Return doubtful findings, in sentences that begin with `place` (tasksets.NAME). ConfigError if the reward can
-    score none of these problems."""
-    problems = [taskset.problem(index) for index in range(min(num_problems, LOOKED_AT))]
-    called = partial(problem_name, taskset)
+def check_columns(place: str, reward: CompositeReward, taskset: Taskset, indices: Iterable[int]) -> list[str]:
+    """Return doubtful findings about the problems `indices`, in sentences that begin with `place` (tasksets.NAME).
+    ConfigError if the reward can score none of these problems."""
+    looked_at = list(islice(indices, LOOKED_AT))
+    problems = [taskset.problem(index) for index in looked_at]
+
+    def called(number: int) -> str:
+        return problem_name(taskset, looked_at[number])
+
     column = getattr(taskset, "chat_column", lambda: None)()  # the user's own tasksets need not know their columns
     return [
         sentence
@@ -154,9 +159,16 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem], called: Cal
         elif without:
             yield (
                 f"{place}: {len(without):,} of {len(problems):,} rows have no answer, the first is "
-                f"{called(without[0])}; {name} gets {problems[without[0]].answer!r} for them: leave these rows out, or "
-                "fill the column in"
+                f"{called(without[0])}; {name} gets {problems[without[0]].answer!r} for them: fill the column in, or "
+                f"leave these rows out (of training by {_skipping(problems[one] for one in without)})"
             )
+
+
+def _skipping(problems: Iterable[Problem]) -> str:
+    """Return the operator that skips the answers of these problems, as it stands in a run file."""
+    answers = {(one.answer or "").strip() for one in problems}
+    rule = r"need = '\S'" if answers == {""} else rf"skip = '^\s*({'|'.join(sorted(answers))})\s*$'"
+    return f"[[pipeline]] op = 'regex', field = 'answer', {rule}"
 
 
 def _takes_answer(reward: Reward, problem: Problem) -> bool:

@@ -338,7 +338,7 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
     problems = [Problem(messages=(ChatMessage(role="user", content="go"),), info=row) for row in rows]
     config = small_run(run={"name": "t", "steps": 1}, tasksets={"t": {"source": "arithmetic", "reward": "code"}})
     reward = build_reward("code", config)
-    found = check_columns("tasksets.t", reward, SimpleNamespace(problem=problems.__getitem__), len(problems))  # type: ignore[arg-type]
+    found = check_columns("tasksets.t", reward, SimpleNamespace(problem=problems.__getitem__), range(len(problems)))  # type: ignore[arg-type]
     assert len(found) == 2
     assert "the outputs of 1 of 6 problems hold decimals" in found[0]
     assert "in 2 of 5 problems tried; the first is problem 1: reward 0 (failed_wrong): test 1 of 1, input" in found[1]
@@ -347,7 +347,7 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
     problems = [
         replace(problems[0], info=test, answer=text) for text in ("2", "def f(x): return 2", "def f(x): 0\n1/0")
     ]
-    (found_in_answers,) = check_columns("t", reward, SimpleNamespace(problem=problems.__getitem__), 3)  # type: ignore[arg-type]
+    (found_in_answers,) = check_columns("t", reward, SimpleNamespace(problem=problems.__getitem__), range(3))  # type: ignore[arg-type]
     assert "in 1 of 2 problems tried; the first is problem 2: reward 0 (failed_crash)" in found_in_answers
     assert "ended before its test: ZeroDivisionError: division by zero" in found_in_answers
 

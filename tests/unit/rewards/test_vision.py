@@ -221,7 +221,7 @@ def test_a_check_counts_the_problems_that_nobody_can_read() -> None:
             return Problem(messages=(), answer=self.answers[index], data_source="d")
 
     part = RewardPart(name="box_iou", use=RewardUse(name="box_iou"), reward=BoxReward(BoxReward.Config()))
-    (doubt,) = check_columns("tasksets.train", CompositeReward([part]), Problems(), 4)
+    (doubt,) = check_columns("tasksets.train", CompositeReward([part]), Problems(), range(4))
     assert "'?' cannot be read" in doubt
     assert "So it is with 3 of 4 looked at, whose rollouts will have no reward; the first is problem 1" in doubt
 
