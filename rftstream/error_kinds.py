@@ -1,11 +1,14 @@
 """Kinds of errors. Two errors are of one kind if only numbers and addresses differ between them, and what they quote if
-that makes many kinds."""
+that makes many kinds. And the line of a user's code that raised an error, since the error's text alone seldom tells."""
 
 from __future__ import annotations
 
 import re
+import sysconfig
+import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 MAX_KINDS = 1000
 """Most kinds that are remembered. One more, and all are forgotten."""
@@ -13,6 +16,9 @@ MAX_KINDS = 1000
 MANY_QUOTED = 6
 """From so many kinds on that differ in quoted parts alone, these are data, such as completions, and not names of
 columns or attributes: the kinds are shown as one."""
+
+PACKAGE = Path(__file__).parent
+LIBRARIES = tuple(Path(sysconfig.get_path(one)) for one in ("stdlib", "purelib", "platlib"))
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _QUOTED = re.compile(r"""(?<!\w)(['"`])(?:(?!\1)[^\n]){0,1000}\1(?!\w)""")
@@ -84,3 +90,16 @@ class Kinds:
             self._seen.clear()
         self._seen.add(kind)
         return True
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the line that raised the error, the user's if there is one: `rewards.py:3, in score`. Lines of rftstream
+    that checked a returned value are skipped."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb((error.__cause__ or error).__traceback__)
+        if PACKAGE not in Path(frame.filename).parents and not frame.filename.startswith("<")
+    ]
+    own = [one for one in frames if not any(root in Path(one.filename).parents for root in LIBRARIES)]
+    last = (own or frames)[-1:]
+    return "".join(f"{Path(one.filename).name}:{one.lineno}, in {one.name}" for one in last)

@@ -30,8 +30,9 @@ from rftstream.models.folders.folder import FAKE, for_section, prepare_model
 from rftstream.models.folders.special_tokens import SPECIAL_NAMES
 from rftstream.models.vision.image_tokens import images_of
 from rftstream.preflight.checks.advice import find_warnings
+from rftstream.preflight.checks.check_demonstrations import demonstrations_line
 from rftstream.preflight.checks.check_environments import Beginning, begin_once
-from rftstream.preflight.checks.check_report import CheckReport, PartLine, TasksetLine, demonstrations_line
+from rftstream.preflight.checks.check_report import CheckReport, PartLine, TasksetLine
 from rftstream.preflight.checks.check_resources import disk_of, look_at_topics, memory_of
 from rftstream.preflight.checks.check_rewards import (
     check_columns,

@@ -22,10 +22,10 @@ from rftstream.environments.called import CalledAgent
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.environments.harbor.agent import HarborAgent
 from rftstream.environments.launched_agents import agent_of
+from rftstream.error_kinds import raised_at
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.gateway.addresses import parse_address
 from rftstream.preflight.checks.plays import MOST_TURNS, Play, texts_to_say
-from rftstream.preflight.checks.raised_at import raised_at
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
 WAIT_S = 0.05

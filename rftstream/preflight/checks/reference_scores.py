@@ -17,8 +17,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import RewardSpec
 from rftstream.config.parts.reward_uses import RewardNamed, reward_uses
 from rftstream.contracts.tasks import Problem
-from rftstream.error_kinds import rough_kind_of
-from rftstream.preflight.checks.raised_at import raised_at
+from rftstream.error_kinds import raised_at, rough_kind_of
 from rftstream.preflight.checks.reward_probes import Hack, find_hacks
 from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
