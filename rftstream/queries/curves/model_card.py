@@ -1,7 +1,8 @@
 """The model card of a trained model: README.md beside its weights, in the form of the Hugging Face hub.
 
-It names the base model, the training data, the algorithm, and the results of evaluations. It is shared together with
-the folder, so it contains no local path and no key.
+It names the base model, the training data with environments and rewards, the versions at which a reward changed, the
+algorithm, and the results of evaluations. It is shared together with the folder, so it contains no local path and no
+key.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rftstream.algorithms.reward_changes import RewardChange, changes_to_text
 from rftstream.config import secrets
 from rftstream.config.loader import location_kind
 from rftstream.config.parts.reward_uses import reward_formula, reward_uses
@@ -60,14 +62,16 @@ print(tokenizer.decode(answer, skip_special_tokens=True))
 def card_text(log: Log, config: RunConfig, spec: ModelSpec, version: int) -> str:
     """Return the text of the card of a version, from the log's current state."""
     manifest = read_manifest(log.transport)
-    results = _last_of_each(read_glance(log).evaluations, version)
+    glance = read_glance(log)
+    results = _last_of_each(glance.evaluations, version)
+    changes = [change for change in glance.reward_changes if change.version <= version]
     run = manifest.run if manifest is not None else config.run.name
     task = _task(spec)
     paragraphs = [
         f"# {run}",
         f"Version {version:,} of the run `{run}`, trained with rftstream {__version__}.",
         _table(("", ""), list(_facts(config, spec, manifest))),
-        *_trained_on(config, manifest),
+        *_trained_on(config, manifest, changes),
         *_evaluated(config, results),
         "## How to use it",
         f"```python\nfrom transformers import {LOADED[task]}, AutoTokenizer\n\n"
@@ -180,18 +184,33 @@ def _algorithms(config: RunConfig) -> list[str]:
     return usual + [name_of_part(one, where) for where, one in named.items() if where.startswith("tasksets.")]
 
 
-def _trained_on(config: RunConfig, manifest: RunManifest | None) -> Iterator[str]:
+def _trained_on(config: RunConfig, manifest: RunManifest | None, changes: Sequence[RewardChange]) -> Iterator[str]:
     digests: Mapping[str, str] = manifest.digests if manifest is not None else {}
+    played = {name: _environment(section, name) for name, section in config.tasksets.items()}
+    has_turns = any(environment != "single_turn" for environment in played.values())
     rows = [
-        (f"`{name}`", f"`{_source(section)}`", _reward(section, name), f"`{digests.get(f'taskset.{name}', '-')}`")
+        (
+            f"`{name}`",
+            f"`{_source(section)}`",
+            *([f"`{played[name]}`"] if has_turns else []),
+            _reward(section, name),
+            f"`{digests.get(f'taskset.{name}', '-')}`",
+        )
         for name, section in config.tasksets.items()
     ]
     yield "## What it was trained on"
     if rows:
-        yield _table(("taskset", "source", "reward", "digest"), rows)
+        yield _table(("taskset", "source", *(["environment"] if has_turns else []), "reward", "digest"), rows)
+    if changes:
+        lines = "\n".join(f"- {line}" for line in changes_to_text(changes))
+        yield f"The reward changed, so some versions were trained on another one than the newest:\n\n{lines}"
     if config.experts is not None and config.experts.sources:
         places = ", ".join(f"`{_without_folders(source)}`" for source in config.experts.sources)
         yield f"Demonstrations: {places}."
+
+
+def _environment(section: TasksetSection, name: str) -> str:
+    return name_of_part(section.environment, f"tasksets.{name}.environment")
 
 
 def _reward(section: TasksetSection, name: str) -> str:

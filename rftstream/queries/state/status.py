@@ -291,7 +291,10 @@ def _flow(status: Status, now: float) -> Iterator[tuple[str, str]]:
     if status.lost:
         found = f"offsets {listed(status.lost, 'of')} were deleted, and not by the run"
         yield "lost", f"{found}: `rftstream topics list` shows settings"
-    yield "dead letters", (listed(status.dead_letters) or "none") + ("; all put back" if status.all_put_back else "")
+    yield (
+        "dead letters",
+        (listed(status.dead_letters) or "none") + ("; all dead groups were put back" if status.all_put_back else ""),
+    )
     yield from (("died of", f"{end.error} ({end.count:,} {end.reason})") for end in status.dead_errors)
     rest = sum(status.dead_letters.values()) - sum(end.count for end in status.dead_errors)
     if rest and status.dead_errors:

@@ -169,7 +169,7 @@ def test_what_was_put_back_is_not_asked_for_again(run: Path) -> None:
     assert "put back" not in commands.call("status", run).stdout
     called("drop", run, "--reason", "error")
     assert commands.called("status", run)["dead_letters"] == {"timeout": 2}, "but for those dropped"
-    assert "timeout; all put back" in commands.call("status", run).stdout
+    assert "timeout; all dead groups were put back" in commands.call("status", run).stdout
 
 
 def test_only_dead_groups_can_be_put_back(run: Path) -> None:

@@ -16,6 +16,8 @@ from rftstream.queries.curves.model_card import card_text, write_model_card
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.testing import Simulation
+from rftstream.transport.memory.transport import MemoryLog
+from tests.unit.synthetic import SyntheticLog
 
 BASE_CARD = "---\nlicense: apache-2.0\nlanguage:\n- en\ntags: [theirs]\n---\n\n# Base\n"
 
@@ -104,3 +106,20 @@ def test_a_model_of_the_hub_is_named(tmp_path: Path, base: ModelSpec) -> None:
     own = ModelCard(card_text(log, run_config(tmp_path, model={"path": str(tmp_path / "base")}), base, 2))
     assert own.data.base_model is None
     assert "| trained from | `base` |" in own.text
+
+
+def test_a_card_says_who_else_rewarded_and_which_environment_answered(tmp_path: Path, base: ModelSpec) -> None:
+    """A reward that was mended after version 3 is told from version 4 on, and of one turn no environment is named."""
+    config = run_config(tmp_path)
+    synthetic = SyntheticLog(MemoryLog(lambda: 0.0, marks=True).connect("test"))
+    synthetic.step(0, resumed=True)
+    for version in range(1, 6):
+        synthetic.trained[version] = version
+        synthetic.step(version, metrics={"reward": 1.0}, scorers={"rows": f"exact {1 + (version > 3)}"})
+    log = Log(synthetic.transport)
+    assert "exact 2" not in card_text(log, config, base, 3)
+    text = card_text(log, config, base, 4)
+    assert "- rows: exact 1 -> exact 2 since version 4; older rewards do not compare\n" in text
+    assert "| environment |" not in text
+    games = {"rows": replace(config.tasksets["rows"], environment={"name": "tools", "max_turns": 2})}
+    assert "| `jsonl:rows.jsonl` | `tools` | `1 exact" in card_text(log, replace(config, tasksets=games), base, 4)
