@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_800,
-    "queries": 14_800,
+    "queries": 14_850,
     "replay": 950,
     "rewards": 8_800,
     "roles": 10_550,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rftstream.algorithms.reward_changes import Scorers, changes_to_text, find_reward_changes
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction
 from rftstream.contracts.versions import StepRecord
@@ -26,7 +27,7 @@ class RunSide(Report):
 
     JSON = (
         "run version batches=num_batches rollouts=num_rollouts trained_s tokens_per_s mean_reward "
-        "batch_rewards=rewards groups=groups_to_json filtered=reasons operators=operators_to_json"
+        "batch_rewards=rewards reward_changes groups=groups_to_json filtered=reasons operators=operators_to_json"
     )
 
     run: str
@@ -42,6 +43,8 @@ class RunSide(Report):
     reward_sum: float = 0.0
     rewards: list[float] = field(default_factory=list)
     """Mean reward of the rollouts of each trained batch, with the operators' additions."""
+    scored: list[tuple[int, Scorers]] = field(default_factory=list)
+    """Versions in force, and which rewards scored what they were trained on."""
     results: Counter[str] = field(default_factory=Counter)
     """Result -> groups."""
     reasons: Counter[str] = field(default_factory=Counter)
@@ -57,6 +60,11 @@ class RunSide(Report):
     def mean_reward(self) -> float | None:
         """Return the mean reward over all trained rollouts, with the operators' additions."""
         return self.reward_sum / self.num_rollouts if self.num_rollouts else None
+
+    @property
+    def reward_changes(self) -> tuple[str, ...]:
+        """Return since which versions other rewards scored, whose values do not compare."""
+        return changes_to_text(find_reward_changes(self.scored))
 
     @property
     def last_tenth(self) -> float | None:
@@ -137,6 +145,7 @@ class SideBySide(Report):
             if any(side.siblings[key] for side in sides):
                 rows.append(("  siblings", *(f"{side.siblings[key]:,}" for side in sides)))
         yield from columns(rows)
+        yield from (f"{side.run}: the reward changed: {line}" for side in sides for line in side.reward_changes)
         both = f"groups, by their ids, in batches of both {self.num_in_both:,}"
         yield f"{both}, of the first alone {self.num_only_before:,}, of the second {self.num_only_after:,}"
 
@@ -155,6 +164,7 @@ def read_side(name: str, transport: Transport) -> RunSide:
     for _, message in log.in_force("steps"):
         if isinstance(message, StepRecord):
             side.version = message.name.version
+            side.scored.append((side.version, message.scorers))
             side.trained_s += sum(message.metrics.get(name, 0.0) for name in ("wait_s", "step_s", "publish_s"))
             side.num_tokens += message.metrics.get("tokens", 0.0)
     sums: dict[int, tuple[float, int]] = {}
