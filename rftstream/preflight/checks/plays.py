@@ -94,8 +94,10 @@ def reply_text(reply: Reply) -> str:
 class SeenPlay(Report):
     """A play as the model sees it."""
 
-    JSON = "reply num_reply_tokens num_tokens num_turns"
+    JSON = "said reply num_reply_tokens num_tokens num_turns"
 
+    said: str
+    """Name of the text that is said in each of its turns."""
     reply: str
     """Text of the tokens between the model's first turn and its second; empty if there is no second."""
     num_reply_tokens: int
@@ -108,11 +110,12 @@ def play_lines(plays: Sequence[Play], seen: SeenPlay | None, *, is_given: bool) 
     """Return the lines about an environment: its first reply, a play as the model sees it and, where it gives the
     reward, that of each play."""
     replies = plays[0].replies if plays else ()
-    lines = [f"  the environment replies: {reply_text(replies[0])}"] if replies else []
+    lines = [f"  the environment replies to {plays[0].said}: {reply_text(replies[0])}"] if replies else []
     if seen is not None:
         shown = seen.reply.replace("\n", LINE_END)
         shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]} ..."
-        lines.append(f"  as the model sees it, {plural(seen.num_reply_tokens, 'token')}: {shown}")
+        what = "it" if replies and seen.said == plays[0].said else f"that to {seen.said}"
+        lines.append(f"  as the model sees {what}, {plural(seen.num_reply_tokens, 'token')}: {shown}")
         lines.append(f"  a conversation of {plural(seen.num_turns, 'turn')} has {plural(seen.num_tokens, 'token')}")
     if is_given and plays:
         lines.append(f"  reward: {', '.join(play.to_text() for play in plays)}")
@@ -146,4 +149,10 @@ def as_seen(
             new = known = [*renderer.render(now.messages, now.tools)]
         first, before = first or new, now
     pieces = renderer.pieces(first)
-    return SeenPlay(reply=joined(pieces), num_reply_tokens=len(first), num_tokens=len(known), num_turns=play.num_turns)
+    return SeenPlay(
+        said=play.said,
+        reply=joined(pieces),
+        num_reply_tokens=len(first),
+        num_tokens=len(known),
+        num_turns=play.num_turns,
+    )

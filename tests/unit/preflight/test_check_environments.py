@@ -180,7 +180,7 @@ def test_right_and_wrong_answers_are_played_to_the_end(folder: Path) -> None:
         "  reward: 1 for the problem's answer, 0 for an empty turn, 0 for another problem's answer\n"
         in report.to_short_text()
     )
-    assert "an empty turn" not in looked(folder, "Asks").to_short_text(), "the taskset's reward is another one"
+    assert "0 for an empty turn" not in looked(folder, "Asks").to_short_text(), "the taskset's reward is another one"
     found = looked(folder, "Fine", reward="environment").to_short_text()
     assert "reward: 2 for the problem's answer (not done after 4 turns), 2 (0 expected) for an empty turn (not" in found
 
@@ -200,7 +200,7 @@ def test_replies_are_shown_as_the_model_sees_them(folder: Path) -> None:
     assert seen is not None and "Wrong. Wrong. Wrong. " in seen.reply and seen.num_turns == 3
     assert seen.num_reply_tokens < seen.num_tokens < 400
     text = report.to_short_text()
-    assert f"  as the model sees it, {seen.num_reply_tokens} tokens: " in text
+    assert f"  as the model sees that to {seen.said}, {seen.num_reply_tokens} tokens: " in text
     assert f"  a conversation of 3 turns has {seen.num_tokens} tokens\n" in text
     assert report.to_json()["tasksets"][0]["seen"]["num_tokens"] == seen.num_tokens
 
@@ -227,8 +227,11 @@ def test_games_with_one_prompt_are_told_apart_by_what_they_hide(folder: Path) ->
 def test_it_replies_to_the_answer_once(folder: Path) -> None:
     report = looked(folder, "Fine")
     assert report.warnings == []
-    assert "  the environment replies: 2 what?; reward 0.5\n" in report.to_short_text()
-    assert "  the environment replies: the rollout ends\n" in looked(folder, "tools").to_short_text()
+    assert "  the environment replies to the problem's answer: 2 what?; reward 0.5\n" in report.to_short_text()
+    assert (
+        "  the environment replies to the problem's answer: the rollout ends\n"
+        in looked(folder, "tools").to_short_text()
+    )
     deaf = looked(folder, "Deaf")
     assert deaf.errors == []
     assert "reply: AttributeError: 'AssistantMessage' object has no attribute 'no_such'" in "\n".join(deaf.warnings)
