@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,9 +26,17 @@ MAX_MEMORY_BYTES = 2 << 30
 """Bytes of memory that the evaluation of one answer may use."""
 
 _watch: Callable[[int], None] | None = None
-_part = 1
-_is_evaluating = False
 _allow: Callable[[float], None] | None = None
+
+
+class _Work(threading.local):
+    """What a thread works on: rewards of other rollouts are called in other threads meanwhile (at_once.py)."""
+
+    part = 1
+    is_evaluating = False
+
+
+_work = _Work()
 
 
 def watch_evaluations(watch: Callable[[int], None] | None) -> None:
@@ -50,9 +59,8 @@ def allow_time(seconds: float) -> None:
 
 
 def begin_part(number: int) -> None:
-    """Record which part of a composite reward is called next, counted from 1."""
-    global _part
-    _part = number
+    """Record which part of a composite reward the calling thread calls next, counted from 1."""
+    _work.part = number
 
 
 @contextlib.contextmanager
@@ -61,9 +69,8 @@ def evaluating_answer() -> Iterator[None]:
     if _watch is None:
         yield
         return
-    global _is_evaluating
-    _watch(_part)
-    _is_evaluating = True
+    _watch(_work.part)
+    _work.is_evaluating = True
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = _memory_bytes() + MAX_MEMORY_BYTES
     inside = before[0] == resource.RLIM_INFINITY or limit < before[0]
@@ -74,7 +81,7 @@ def evaluating_answer() -> Iterator[None]:
     finally:
         if inside:
             resource.setrlimit(resource.RLIMIT_AS, before)
-        _is_evaluating = False
+        _work.is_evaluating = False
         _watch(0)
 
 
@@ -82,14 +89,14 @@ def evaluating_answer() -> Iterator[None]:
 def apart_from_answer() -> Iterator[None]:
     """Declare that inside this block, within `evaluating_answer`, the time limit is not the fault of the policy's
     answer."""
-    if _watch is None or not _is_evaluating:
+    if _watch is None or not _work.is_evaluating:
         yield
         return
     _watch(0)
     try:
         yield
     finally:
-        _watch(_part)
+        _watch(_work.part)
 
 
 def _memory_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,19 @@ def test_what_stands_apart_is_not_the_answers_fault(noted: list[int]) -> None:
             assert noted == [1, 0]
         assert noted == [1, 0, 1]
     assert noted == [1, 0, 1, 0]
+
+
+def test_a_part_that_another_thread_begins_is_not_the_one_to_blame(noted: list[int]) -> None:
+    def begin(number: int) -> None:
+        (other := threading.Thread(target=evaluating.begin_part, args=(number,))).start()
+        other.join()
+
+    begin(2)
+    with evaluating.evaluating_answer():
+        begin(3)
+        with evaluating.apart_from_answer():
+            pass
+    assert noted == [1, 0, 1, 0], "a served judge begins beside it, in a thread"
 
 
 @pytest.mark.slow
