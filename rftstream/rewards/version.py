@@ -7,11 +7,11 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,6 +19,9 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.own_code import imported_sources, named_sources
 from rftstream.config.parts.part_specs import EnvironmentSpec
 from rftstream.config.sections import RunConfig, name_of_part
+
+_HOST = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]*(?=\S*\Z)", re.IGNORECASE)
+"""Scheme and host of a text that is an address as a whole."""
 
 
 def config_version(code: str, config: Any, *packages: str) -> str:
@@ -95,7 +98,7 @@ def _without_places(value: Any, paths: set[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_without_places(one, paths) for one in value]
     if isinstance(value, str):
-        return Path(value).name if value in paths else urlsplit(value).path if "://" in value else value
+        return Path(value).name if value in paths else value[len(host[0]) if (host := _HOST.match(value)) else 0 :]
     return value
 
 

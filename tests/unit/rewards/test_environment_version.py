@@ -14,6 +14,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.environments.attempts import Attempts
 from rftstream.rewards import scorer
+from rftstream.rewards import version as version_module
 from rftstream.rewards.base import ScoreRequest
 from rftstream.rewards.version import environment_version
 from tests.configs import small_run
@@ -78,6 +79,7 @@ def test_it_holds_code_that_a_built_in_one_is_given(of_file: Callable[..., str])
         ({"name": "hosted", "target": "textarena"}, {"name": "hosted", "target": "textarena", "python": "p"}, True),
         ({"name": "served", "url": "http://a:1/go"}, {"name": "served", "url": "http://b:2/go"}, True),
         ({"name": "served", "url": "http://a:1/go"}, {"name": "served", "url": "http://a:1/chess"}, False),
+        ({"name": "served", "url": "http://a:1/go?n=1"}, {"name": "served", "url": "http://a:1/go?n=2"}, False),
         (*({"name": "tools", "tools": ["search"], "options": {"search": {"corpus": f"/{x}/a.jsonl"}}} for x in "ab"),
          True),
     ],
@@ -111,3 +113,20 @@ def test_a_verdict_by_the_environment_carries_the_version_that_was_played(reward
             replies |= {reply.request_id: reply.scorer_version for reply in found.poll(60.0)}
         found.close()
         assert replies["0abc"] == replies[""] + suffix
+
+
+@each(
+    "one, other, is_same",
+    [
+        ("http://a:1/go?n=1", "https://b/go?n=1", True),
+        ("http://a", "http://b", True),
+        ("http://a/go#x", "http://a/go#y", False),
+        ("Look at https://a.org/x. Is it 1?", "Look at https://a.org/x. Is it 1? Say why.", False),
+        ("http://[a text, and no address", "http://[a text, and no address", True),
+        ("http://[a text, and no address", "http://[another text", False),
+    ],
+)
+def test_of_an_address_counts_what_follows_the_host_and_a_text_counts_whole(
+    one: str, other: str, is_same: bool
+) -> None:
+    assert (version_module._without_places(one, set()) == version_module._without_places(other, set())) is is_same
