@@ -9,6 +9,7 @@ libraries set alarms, which only the main thread may do.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import selectors
@@ -30,11 +31,13 @@ class WorkPage:
 
     The child makes it. Its main thread calls `begin` and `rest`; a thread that scores a rollout is `inside` meanwhile.
     The page shows the work of the main thread, or else that of the thread whose time is up first: if the parent kills
-    the child, what the page shows is to blame.
+    the child, what the page shows is to blame. So a thread whose time is up is shown before a main thread that is busy.
     """
 
-    def __init__(self, page: mmap.mmap) -> None:
+    def __init__(self, page: mmap.mmap, timeout_s: float = math.inf) -> None:
+        """`timeout_s`: time limit of a call."""
         self._page = page
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._main = NOTHING
         self._threads: dict[int, At] = {}
@@ -98,8 +101,10 @@ class WorkPage:
 
     def _show(self) -> None:
         at = self._main
-        if at.number == IDLE and self._threads:
-            at = min(self._threads.values(), key=lambda at: at.since)
+        if self._threads:
+            first = min(self._threads.values(), key=lambda one: one.since)
+            if at.number == IDLE or time.monotonic() - first.since > self._timeout_s:
+                at = first
         write_page(self._page, at)
 
 

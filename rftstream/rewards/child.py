@@ -31,7 +31,7 @@ from rftstream.frames import FrameReader
 from rftstream.rewards.at_once import ScoringThreads, WorkPage
 from rftstream.rewards.away import is_away
 from rftstream.rewards.base import RewardInput, Score
-from rftstream.rewards.breaker import is_slow
+from rftstream.rewards.breaker import SLOW_SHARE, is_slow
 from rftstream.rewards.evaluating import watch_allowances, watch_evaluations
 from rftstream.rewards.event_loop import caught
 from rftstream.rewards.frames import (
@@ -71,10 +71,10 @@ def main() -> None:
     bodies: list[bytes] = []
     while not bodies:
         bodies += _read(requests, frames)
-    work = WorkPage(page)
+    setup = msgspec.msgpack.decode(bodies.pop(0), type=Setup)
+    work = WorkPage(page, setup.slow_s / SLOW_SHARE)
     watch_evaluations(work.evaluates)
     watch_allowances(work.allow)
-    setup = msgspec.msgpack.decode(bodies.pop(0), type=Setup)
     rewards = _set_up(setup, replies)
     scoring = Scoring(rewards, work, replies, setup.slow_s)
     decoder = msgspec.msgpack.Decoder(list[ScoreItem])
@@ -84,8 +84,12 @@ def main() -> None:
                 scoring.score_all(decoder.decode(body))
             scoring.threads.wait_for(requests)
             bodies = _read(requests, frames)
-    finally:
+    except (SystemExit, BrokenPipeError):
         scoring.threads.leave()
+        raise
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # threads may wait for answers, and for calls that are made no more
 
 
 class Scoring:

@@ -30,7 +30,7 @@ _allow: Callable[[float], None] | None = None
 
 
 class _Work(threading.local):
-    """What a thread works on: rewards of other rollouts are called in other threads meanwhile (at_once.py)."""
+    """The work of one thread. Rewards of other rollouts are called in other threads meanwhile (at_once.py)."""
 
     part = 1
     is_evaluating = False

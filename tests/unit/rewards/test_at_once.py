@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from rftstream.rewards.at_once import WorkPage
 from rftstream.rewards.base import ScoreReply
+from rftstream.rewards.frames import IDLE, PAGE_BYTES, read_page
 from rftstream.rewards.scorer import ProcessScorer
 from tests.unit.rewards.scoring import drain
 from tests.unit.rewards.test_scorer import config_of, request
@@ -141,3 +144,18 @@ def test_other_tasksets_are_scored_while_a_judge_is_asked(server: Any, beside: P
         assert take(scorer, 20).keys() == set(map(str, range(20)))
         HELD.set()
         assert len(drain(scorer)) == 4
+
+
+def test_a_thread_whose_time_is_up_is_shown_before_a_busy_main_thread() -> None:
+    with closing(mmap.mmap(-1, PAGE_BYTES)) as page:
+        work = WorkPage(page, timeout_s=0.2)
+        with work.inside(7):
+            work.begin(1, 1, delay_s=0.0)
+            assert read_page(page).number == 1
+            time.sleep(0.3)
+            work.begin(2, 1, delay_s=0.0)
+            assert read_page(page).number == 7
+            work.allow(60.0)
+            assert read_page(page).number == 2, "its reward said how long it may take"
+        work.rest()
+        assert read_page(page).number == IDLE
