@@ -147,11 +147,10 @@ def demonstrations(context: RoleContext) -> DemonstrationQueue | None:
         return None  # or its batches exist already
     spec = model_spec(context)
     renderer = open_renderer(spec)
-    passes = section.passes or (1 if config.demonstrations_alone else None)
     return DemonstrationQueue(
         section,
         seed=config.run.seed,
-        passes=passes,
+        passes=config.demonstration_passes,
         kinds=taken_kinds(config),
         transport=context.transport,
         renderer=renderer,

@@ -202,8 +202,8 @@ class DemonstrationsSection:
     per_batch: Positive = 16
     """Demonstrations or pairs in each batch of a run without tasksets, or of a stage without rollouts."""
     passes: Positive | None = None
-    """How often each one is taken. Default: once in a run without tasksets; otherwise, and in runs with stages, as
-    often as the run needs."""
+    """How often each one is taken. Default: once in a run that has neither tasksets nor `run.steps`; otherwise, and in
+    runs with stages, as often as the run needs."""
     shuffle: bool = True
     """Shuffle each pass in an order derived from the run's seed."""
     held_out: Annotated[float, Meta(ge=0, lt=1)] = 0.0
@@ -359,6 +359,14 @@ class RunConfig:
     def demonstrations_alone(self) -> bool:
         """Whether the run lasts as long as its demonstrations."""
         return self.without_tasks and not self.stages
+
+    @property
+    def demonstration_passes(self) -> int | None:
+        """How often each demonstration is taken. None: as often as the run needs."""
+        if self.experts is None:
+            return None
+        once = self.demonstrations_alone and self.run.steps is None
+        return self.experts.passes or (1 if once else None)
 
     @property
     def steps(self) -> int | None:

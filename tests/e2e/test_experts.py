@@ -57,3 +57,18 @@ def test_drained_it_goes_on_where_it_was(place: Workplace) -> None:
     assert same.code == 0, same.err
     assert digests(place.view("runs/same")) == digests(view)
     assert place.view("runs/same").audit().fine
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_steps_alone_say_how_long_it_is(place: Workplace) -> None:
+    """Without `passes` a run takes its demonstrations as often as `run.steps` needs, also when it is given more."""
+    place.write("sft.toml", SFT.replace("passes = 10000\n", "").replace("per_batch = 1\n", "per_batch = 3\n"))
+    place.write_lines("sums.jsonl", [{"prompt": f"{a}+1=", "completion": str(a + 1)} for a in range(5)])
+    done = place.call("run", "sft.toml", "--json", *sets("run.steps=4"), timeout_s=PATIENCE_S)
+    assert (done.code, done.result["reason"], done.result["version"]) == (0, "steps", 4), done.err
+    more = place.call("resume", "runs/sft", "--json", *sets("run.steps=7"), timeout_s=PATIENCE_S)
+    assert (more.code, more.result["reason"], more.result["version"]) == (0, "steps", 7), more.err
+    report = place.view("runs/sft").audit()
+    assert report.fine, report.to_text()
+    assert report.demonstrations is not None
+    assert report.demonstrations.trained == 3 * 7  # four in a pass

@@ -307,7 +307,7 @@ class FeederStep(SingleStep):
 
     def _demonstrations_alone(self) -> TasksEnded:
         """Return the record that there are no tasks, with the number of batches that the present demonstrations
-        make."""
+        make, or that the run takes if its passes have no end."""
         section = self._config.experts
         assert section is not None, "config checks that there is something to learn from"
         count = len(trained_numbers(self._num_demonstrations, section.held_out))
@@ -316,7 +316,8 @@ class FeederStep(SingleStep):
                 f"experts: {self._num_demonstrations:,} demonstrations with {section.held_out} of them held out leave "
                 "none, expected some to learn from"
             )
-        batches = -(-count * (section.passes or 1) // section.per_batch)
+        passes = self._config.demonstration_passes
+        batches = self._config.run.steps if passes is None else -(-count * passes // section.per_batch)
         return TasksEnded(admitted=0, reason="experts", experts=self._num_demonstrations, batches=batches)
 
     def _end(self, ended: TasksEnded, cursor: FeederCursor) -> SingleTransaction:
