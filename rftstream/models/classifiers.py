@@ -85,7 +85,10 @@ def read_classifier(folder: Path, where: str, *, of_tokens: bool = False) -> Cla
     that can be read without running code."""
     config = read_json(folder / "config.json")
     if not config:
-        raise ConfigError(f"{where}: {folder}: found no config.json, expected a Hugging Face model folder")
+        raise ConfigError(
+            f"{where}: {folder}: found no config.json, expected a Hugging Face model folder; `hf download NAME "
+            "--local-dir FOLDER` fetches one from the hub"
+        )
     kind = str((config.get("architectures") or ["a model of no kind"])[0])
     is_of_tokens = of_tokens and kind.endswith(TOKEN_CLASSIFIER)
     if not kind.endswith(CLASSIFIER) and not is_of_tokens:

@@ -37,6 +37,12 @@ UNSAID = (
     "how many that is, only the machine or the shell knows; the batch is without it: multiply feeder.groups_per_batch "
     "(of demonstrations: experts.per_batch) by it"
 )
+SERVER = {
+    "max_model_len": "vllm_max_model_length",
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "tensor_parallel_size": "vllm_tensor_parallel_size",
+}
+"""Flag of `trl vllm-serve` -> what the trainer's config calls it."""
 NODES = ("nnodes", "num_nodes")
 """Flags of torchrun and deepspeed for the number of machines, each of which starts as many processes."""
 
@@ -245,7 +251,19 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
         raise ConfigError(f"{path}: no trainer is made in {', '.join(earlier)}; name the script that makes one")
     if launch is None:
         raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
-    return launch
+    return replace(launch, settings=_of_server(path) | launch.settings)
+
+
+def _of_server(path: Path) -> dict[str, Any]:
+    """Return the flags of `trl vllm-serve`, which a script may start beside the training, as settings of TRL."""
+    found: dict[str, Any] = {}
+    for words in shell_commands(path, in_arrays=False):
+        if "vllm-serve" in words:
+            given = takewhile(lambda word: not END.match(word), words[words.index("vllm-serve") + 1 :])
+            flags = {name.replace("-", "_"): value for name, value in _flags(list(given)).items()}
+            flags.pop("model", None)
+            found |= {SERVER.get(name, f"launcher.vllm_serve.{name}"): value for name, value in flags.items()}
+    return found
 
 
 def _processes(launcher: dict[str, Any]) -> tuple[int | None, list[str]]:

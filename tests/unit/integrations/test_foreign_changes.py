@@ -178,3 +178,64 @@ def test_datasets_and_templates_of_a_yaml(tmp_path: Path) -> None:
     assert "chat_template_path org/other: TRL takes" in asked and "eos_token <end>" in asked
     done, _ = converted(tmp_path, {"sft.yaml": f"{head}  - path: e\n"})
     assert "TRL joins path a/b name c split d, path e" in "\n".join(done.to_do)
+
+
+PAIRS = '{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n'
+DPO = (
+    "from datasets import load_dataset\nfrom trl import DPOConfig, DPOTrainer\n"
+    "rows = load_dataset('json', data_files='pairs.jsonl', split='train')CHANGED\n"
+    "args = DPOConfig('o', per_device_train_batch_size=2, num_train_epochs=2)\n"
+    "DPOTrainer('m', 'older', args, train_dataset=rows).train()\n"
+)
+
+
+def test_some_rows_of_a_file_of_pairs_are_written_by_the_script(tmp_path: Path) -> None:
+    """Demonstrations take a file whole, so a training on some of its rows would be another one."""
+    changed = DPO.replace("CHANGED", ".shuffle(seed=7).select(range(4))")
+    done, values = converted(tmp_path, {"dpo.py": changed, "pairs.jsonl": PAIRS * 4})
+    assert values["experts"]["source"] == "jsonl:dpo_rows.jsonl"
+    assert values["run"]["steps"] == 2 * 4 // 2
+    (module,) = (one for one in done.modules if one.name == "write_dpo_rows.py")
+    assert "shuffle(seed=7).select(range(4))" in module.text
+    assert any("after a shuffle with seed 7 (size 4)" in one for one in done.to_do)
+    assert any("model.path = 'older' begins with it" in one for one in done.to_do)
+
+
+def test_rows_that_are_there_twice_are_named_and_the_steps_stay_those_of_all(tmp_path: Path) -> None:
+    done, values = converted(tmp_path, {"dpo.py": DPO.replace("CHANGED", ""), "pairs.jsonl": PAIRS * 4})
+    assert values["run"]["steps"] == 2 * 8 // 2
+    assert "passes" not in values["experts"]  # two passes of two rows would end it before its last step
+    (left,) = (one for one in done.not_taken if one.there.startswith("rows that are the same"))
+    assert "6 of pairs.jsonl" in left.reason
+    assert not any("eval_strategy" in one.there for one in done.not_taken)  # which the script does not name
+
+
+def test_flags_of_the_server_and_the_file_that_the_script_loads(tmp_path: Path) -> None:
+    script = (
+        f"{HEAD}from trl import ModelConfig, ScriptArguments, TrlParser\n"
+        "s, a, m = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()\n"
+        "D = load_dataset('json', data_files=s.dataset_name, split='train')\n"
+        "GRPOTrainer(m.model_name_or_path, right, a, D).train()\n"
+    )
+    shell = (
+        "srun trl vllm-serve --model m --max_model_len 4096 --data_parallel_size 2 &\n"
+        "accelerate launch t.py --model_name_or_path m --dataset_name rows.jsonl --max_steps 4\n"
+    )
+    done, values = converted(tmp_path, {"go.sh": shell, "t.py": script, "rows.jsonl": '{"prompt": "1+1="}\n'})
+    assert values["model"]["context"] == 4096
+    assert values["tasksets"]["train"]["source"] == "jsonl:rows.jsonl"
+    assert any("data_parallel_size = 2" in one.there for one in done.not_taken)
+
+
+def test_a_reward_model_of_the_hub_is_to_be_fetched(tmp_path: Path) -> None:
+    made = "AutoModelForSequenceClassification"
+    script = (
+        f"{HEAD}from transformers import {made}\nR = {made}.from_pretrained('org/judge')\n"
+        f"GRPOTrainer('m', R, GRPOConfig('o', max_steps=4), {ROWS}).train()\n"
+    )
+    done, values = converted(tmp_path, {"t.py": script})
+    assert values["rewards"]["reward_model"]["path"] == "org/judge"
+    assert any("hf download org/judge" in one for one in done.to_do)
+    (tmp_path / "org" / "judge").mkdir(parents=True)
+    done, _ = converted(tmp_path, {"t.py": script})
+    assert not any("hf download" in one for one in done.to_do)

@@ -376,7 +376,7 @@ def test_scripts_of_trl_are_read_as_they_would_run(
         ("load_dataset('csv', data_files='a.csv', split='train')", "file:a.csv"),
         ("load_dataset('json', data_files=['a.jsonl', 'b.json'], split='train')", ["jsonl:a.jsonl", "file:b.json"]),
         ("load_dataset('parquet', data_dir='p', split='train')", "parquet:p"),
-        ("load_dataset('json', data_files='a.jsonl', split='train[:10]')", "jsonl:a.jsonl"),
+        ("load_dataset('json', data_files='a.jsonl', split='train[:10]')", "jsonl:sft_rows.jsonl"),
         ("load_dataset('csv', 'x', data_files='*.csv', split='train[:11]')", "jsonl:sft_rows.jsonl"),
     ],
 )

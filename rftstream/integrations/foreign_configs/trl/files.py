@@ -3,6 +3,7 @@ launches it: a shell script, and accelerate's config, which says how many proces
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -90,6 +91,16 @@ def count_rows(path: Path) -> int | None:
             return sum(1 for line in lines if line.strip())
     except OSError:
         return None
+
+
+def count_repeated(path: Path) -> int:
+    """Return how many rows of a file of JSON lines are the same as an earlier one. 0 if it cannot be read."""
+    try:
+        with path.open("rb") as lines:
+            found = [hashlib.sha256(stripped).digest() for line in lines if (stripped := line.strip())]
+    except OSError:
+        return 0
+    return len(found) - len(set(found))
 
 
 def _first_line(path: Path) -> str:

@@ -93,6 +93,11 @@ class RewardRules:
                 c.ask(f"reward_funcs: {one['model']} is a second model beside {first}, and one alone is a reward here")
                 return None
             c.put("rewards.reward_model.path", first, "reward_funcs: a model")
+            if not any((place / str(first)).expanduser().is_dir() for place in (self._path.parent, Path())):
+                c.ask(
+                    f"rewards.reward_model.path is a folder: `hf download {first} --local-dir {first}` beside the run "
+                    "file fetches it, if that is a name on the hub"
+                )
             return "reward_model"
         module, _, name = str(next(iter(one)) if isinstance(one, dict) else one).rpartition(":")
         is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)

@@ -18,6 +18,7 @@ from rftstream.integrations.foreign_configs import MOST_GPUS
 from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, share
 from rftstream.integrations.foreign_configs.reading import lifted, merged, read_yaml, tables_of
 from rftstream.integrations.foreign_configs.trl.files import (
+    FORMATS,
     MORE_PROCESSES,
     launched_files,
     own_parts_of_deepspeed,
@@ -67,6 +68,9 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         for _, one in given[: -len(scripts)]:
             one.pop("reward_funcs", None)
         flags.pop("reward_funcs", None)
+    if script.settings.get("dataset_name") in FORMATS:  # the script loads files, which it may call by another flag
+        for one in [*(one for _, one in given[: -len(scripts)]), flags]:
+            one.pop("dataset_name", None)
     parsed = merged(given) | {name: flags[name] for name in flags if name not in script.arguments}
     settings = lifted({name: one for name, one in parsed.items() if name not in script.own_taken}, known)
     path = (scripts or files or [named])[0]
@@ -282,9 +286,9 @@ class _TrlRules:
             steps = max(math.ceil(epochs * (rows // self._per_batch)), 1)
             c.put("run.steps", steps, f"num_train_epochs {epochs} x {rows} rows / {self._per_batch} a batch")
             return steps
-        rounded = "" if passes == epochs else f" {epochs}, rounded up"
-        c.put("tasksets.train.passes" if self._samples else "experts.passes", passes, f"num_train_epochs{rounded}")
         if rows is None:
+            rounded = "" if passes == epochs else f" {epochs}, rounded up"
+            c.put("tasksets.train.passes" if self._samples else "experts.passes", passes, f"num_train_epochs{rounded}")
             return None
         steps = max(int(passes * rows * (1 - (self._datasets.held_out() or 0))) // self._per_batch, 1)
         c.put("run.steps", steps, f"num_train_epochs {passes} x {rows} rows / {self._per_batch} a batch")
@@ -375,5 +379,5 @@ class _TrlRules:
             self.asked.add("eval_dataset")
             c.leave("eval_dataset", "experts.held_out keeps a share of the rows")
         if share is None:
-            for name in ("eval_strategy", "eval_steps", "dataset_test_split"):
+            for name in c.given("eval_strategy", "eval_steps", "dataset_test_split"):
                 c.leave(name, "rows apart are experts.held_out, a share of the rows; the loss on it is held_out_loss")

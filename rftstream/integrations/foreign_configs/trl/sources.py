@@ -11,6 +11,7 @@ from typing import Any
 from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedModule
 from rftstream.integrations.foreign_configs.trl.files import (
     FORMATS,
+    count_repeated,
     count_rows,
     described,
     form_of_prompts,
@@ -125,9 +126,12 @@ class DatasetRules:
                 limits["shuffle_seed"] = seed
             else:
                 c.leave(f"{prefix}dataset.shuffle", "the rows that are taken are the first ones, in the source's order")
-        if limits and not (self._samples or of_hub):
-            c.leave(f"rows of {whole}", "only a source hf: takes some; write these to a file")
-            limits = {}
+        if limits and not (self._samples or of_hub):  # demonstrations in files are taken whole
+            shuffled = "" if seed is None else f" after a shuffle with seed {seed}"
+            taken = ", ".join(f"{key} {value}" for key, value in limits.items())
+            is_divided = c.get(f"{prefix}dataset.train_test_split") is not None
+            change = f"some of its rows are taken{shuffled} ({taken})"
+            return self._changed(prefix, [change], num_rows=None if is_divided else rows)
         template = c.get(f"{prefix}dataset.template")
         if template and not self._samples:
             c.leave(f"{prefix}dataset.template = {template!r}", "only tasksets have one; make such rows beforehand")
@@ -137,6 +141,9 @@ class DatasetRules:
         if not self._samples and {"completion", "chosen"} & set(given):  # the prompt's message is a text here
             given = {"prompt" if name == "messages" else name: column for name, column in given.items()}
         file = self._path.parent / location if scheme == "jsonl" else None
+        if file is not None and not self._samples and (repeated := count_repeated(file)):
+            said = f"TRL trains on each, here on one of them: {repeated:,} of {location} are left out"
+            c.leave("rows that are the same as an earlier one", said, at_default=True)
         columns, is_text = self._shown(self._columns(given), template, file)
         found = {
             "source": source,
@@ -163,7 +170,7 @@ class DatasetRules:
             columns = {"messages": column, **{name: one for name, one in columns.items() if name != "prompt"}}
         return columns, form is str
 
-    def _changed(self, prefix: str, changes: list[str]) -> SourceOfRows:
+    def _changed(self, prefix: str, changes: list[str], *, num_rows: int | None = None) -> SourceOfRows:
         """Return a placeholder for a dataset that the script changes in ways that no setting does."""
         c = self._c
         names: dict[str, str] = c.get(f"{prefix}dataset.columns") or {}
@@ -182,7 +189,8 @@ class DatasetRules:
             columns = {"messages": "prompt", **columns}
         found = {"source": source, "columns": columns, "chat_template": BARE if self._samples and is_text else None}
         there = f"{prefix or 'train_'}dataset"
-        return SourceOfRows(settings={key: value for key, value in found.items() if value}, there=there)
+        settings = {key: value for key, value in found.items() if value}
+        return SourceOfRows(settings=settings, there=there, num_rows=num_rows)
 
     def held_out(self, prefix: str = "") -> float | None:
         """Return the share that `train_test_split` holds out, as far as the script says it."""

@@ -142,10 +142,14 @@ def put_objective(c: Conversion, kind: str) -> None:
             c.leave(name, "what the assistant said is trained, always")
     if (other := c.get("ref_model")) is not None:
         c.ask(
-            f"ref_model {other}: the reference is the model that the run begins with, so that this is another training"
+            f"ref_model {other}: the reference is the model that the run begins with, and no setting names another; "
+            f"model.path = {str(other)!r} begins with it, else this is another training"
         )
     if kind == "sft" and not c.get("assistant_only_loss"):
-        there = "TRL trains all of a chat then, here what the assistant said, always"
+        there = (
+            "of rows with `messages` TRL trains all then, of a prompt and its completion the completion; here what the "
+            "assistant said, always"
+        )
         c.leave("assistant_only_loss is off", there, at_default=True)
     if kind == "sft" and c.get("packing"):
         c.ask(
