@@ -385,7 +385,7 @@ def test_files_of_demonstrations_have_a_source(data: str, source: Any, tmp_path:
     done = convert_config("trl", written(tmp_path, {"sft.py": script}))
     experts = tomllib.loads(done.run_file)["experts"]
     assert experts["source"] == source and "options" not in experts
-    assert ("rows of train_dataset" in done.to_text()) == ("10" in data)
+    assert ("some of its rows are taken" in done.to_text()) == ("[:10]" in data)
 
 
 WALK = """
@@ -512,7 +512,7 @@ def test_demonstrations_are_shuffled_as_the_trainer_does_and_a_share_is_held_out
         "SFTTrainer('m', train_dataset=data['train'], eval_dataset=data['test'],\n"
         "           args=SFTConfig('o', shuffle_dataset=False)).train()\n"
     )
-    _, file = written(tmp_path, {"rows.jsonl": '{"q": "ba"}\n' * 64, "sft.py": script})
+    _, file = written(tmp_path, {"rows.jsonl": "".join(f'{{"q": "ba{row}"}}\n' for row in range(64)), "sft.py": script})
     done = convert_config("trl", [file])
     values = tomllib.loads(done.run_file)
     assert values["experts"]["shuffle"] is True and values["experts"]["held_out"] == 0.25
