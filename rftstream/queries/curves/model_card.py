@@ -17,6 +17,8 @@ from typing import Any
 from rftstream.algorithms.reward_changes import RewardChange, changes_to_text
 from rftstream.config import secrets
 from rftstream.config.loader import location_kind
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec
 from rftstream.config.parts.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.contracts.control import RunManifest
@@ -187,7 +189,9 @@ def _algorithms(config: RunConfig) -> list[str]:
 def _trained_on(config: RunConfig, manifest: RunManifest | None, changes: Sequence[RewardChange]) -> Iterator[str]:
     digests: Mapping[str, str] = manifest.digests if manifest is not None else {}
     played = {name: _environment(section, name) for name, section in config.tasksets.items()}
-    has_turns = any(environment != "single_turn" for environment in played.values())
+    has_turns = not all(
+        registry.find_spec(EnvironmentSpec, environment).has_one_turn for environment in played.values()
+    )
     rows = [
         (
             f"`{name}`",

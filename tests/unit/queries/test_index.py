@@ -56,7 +56,7 @@ def audited(log: SyntheticLog, folder: Path, identity: str = "this run") -> tupl
     assert report == audit(log.transport, doing=told.append)
     for topic in ("outcomes", "tasks"):
         end = sum(log.transport.admin.end_offsets(topic).values())
-        is_empty = end == sum(log.transport.admin.begin_offsets(topic).values())  # all of it may be deleted
+        none_left = end == sum(log.transport.admin.begin_offsets(topic).values())  # all of it may be deleted
         assert (
             is_empty or [line for line in told if topic in line][-1] == f"reading {topic}, {end:,} of {end:,} offsets"
         )
