@@ -13,7 +13,7 @@ from rftstream.config.colocation import is_shared
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec, PolicySpec
 from rftstream.config.sections import RunConfig
-from rftstream.config.stages import taken_kinds
+from rftstream.config.stages import demonstration_passes, taken_kinds
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.base import Environment
 from rftstream.environments.call_workers import CallWorkers
@@ -150,7 +150,7 @@ def demonstrations(context: RoleContext) -> DemonstrationQueue | None:
     return DemonstrationQueue(
         section,
         seed=config.run.seed,
-        passes=config.demonstration_passes,
+        passes=demonstration_passes(config),
         kinds=taken_kinds(config),
         transport=context.transport,
         renderer=renderer,

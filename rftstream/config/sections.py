@@ -361,14 +361,6 @@ class RunConfig:
         return self.without_tasks and not self.stages
 
     @property
-    def demonstration_passes(self) -> int | None:
-        """How often each demonstration is taken. None: as often as the run needs."""
-        if self.experts is None:
-            return None
-        once = self.demonstrations_alone and self.run.steps is None
-        return self.experts.passes or (1 if once else None)
-
-    @property
     def steps(self) -> int | None:
         """Batches of the whole run, if the run file says it."""
         return sum(stage.steps for stage in self.stages) if self.stages else self.run.steps

@@ -177,3 +177,11 @@ def taken_kinds(config: RunConfig) -> frozenset[LossKind]:
     named = config.algorithms_named()
     kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_part(named[place], place), place) for place in places]
     return frozenset().union(*kinds)
+
+
+def demonstration_passes(config: RunConfig) -> int | None:
+    """Return how often each demonstration is taken. None: as often as the run needs."""
+    if config.experts is None:
+        return None
+    once = config.demonstrations_alone and config.run.steps is None
+    return config.experts.passes or (1 if once else None)

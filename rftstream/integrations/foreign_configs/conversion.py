@@ -141,10 +141,6 @@ class Conversion:
         value = None if only_given and name in self._theirs else self._given.get(name)
         return default if value is None else value
 
-    def given(self, *names: str) -> list[str]:
-        """Return those of these settings that the config gives another value than the other system's default."""
-        return [name for name in names if self.get(name, only_given=True) is not None]
-
     def names(self, prefix: str) -> list[str]:
         """Return the names of all settings below a prefix."""
         return [name for name in self._given if name.startswith(prefix)]

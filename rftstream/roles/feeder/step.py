@@ -18,7 +18,7 @@ from functools import partial
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
-from rftstream.config.stages import Stages
+from rftstream.config.stages import Stages, demonstration_passes
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, Drawn, Request, RunManifest, TasksEnded
 from rftstream.contracts.ids import derive_seed
@@ -316,7 +316,7 @@ class FeederStep(SingleStep):
                 f"experts: {self._num_demonstrations:,} demonstrations with {section.held_out} of them held out leave "
                 "none, expected some to learn from"
             )
-        passes = self._config.demonstration_passes
+        passes = demonstration_passes(self._config)
         batches = self._config.run.steps if passes is None else -(-count * passes // section.per_batch)
         return TasksEnded(admitted=0, reason="experts", experts=self._num_demonstrations, batches=batches)
 

@@ -379,5 +379,6 @@ class _TrlRules:
             self.asked.add("eval_dataset")
             c.leave("eval_dataset", "experts.held_out keeps a share of the rows")
         if share is None:
-            for name in c.given("eval_strategy", "eval_steps", "dataset_test_split"):
+            names = ("eval_strategy", "eval_steps", "dataset_test_split")
+            for name in [one for one in names if c.get(one, only_given=True) is not None]:
                 c.leave(name, "rows apart are experts.held_out, a share of the rows; the loss on it is held_out_loss")
