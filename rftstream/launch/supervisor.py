@@ -124,6 +124,7 @@ class Supervisor:
         self._look_at = 0.0
         self._changes: Callable[[], Sequence[str]] = lambda: ()
         self._said_changes: set[str] = set()
+        self._said_claims: set[tuple[str, int]] = set()
         spawner.warm()
 
     def start(
@@ -272,6 +273,12 @@ class Supervisor:
         claim = self._control.claims.get(slot.role)
         if claim is not None and claim.host != socket.gethostname():
             slot.state = "left" if self._control.finished is not None else slot.state
+            if slot.state == "fenced" and (slot.process, claim.epoch) not in self._said_claims:
+                self._said_claims.add((slot.process, claim.epoch))
+                self._report(
+                    f"{slot.process}: {claim.process} has the role, on {claim.host}, and whether it lives cannot be "
+                    f"seen from here; if that host is lost, `rftstream worker --role {slot.role}` here takes it back"
+                )
         elif claim is None or not is_alive(claim.pid):
             if not self._nobody_is_needed(slot):
                 self._report(f"{slot.process}: who had taken the role over is gone; started again")

@@ -31,6 +31,7 @@ from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import RunFolder, shown_path
+from rftstream.runs.making.elsewhere import steps_followed
 from rftstream.runs.modules import edited_modules
 from rftstream.runs.observer import Observer
 from rftstream.runs.studio_address import find_address
@@ -120,7 +121,8 @@ class Watch:
         ended = self.observer.control.ended
         counted = ended.batches if ended is not None else None
         imported = (self.config.run.imported_versions or (0, None))[1]
-        return min(filter(None, (self.config.steps, counted, imported)), default=None)
+        followed = steps_followed(self.config, self.observer.control, self.observer.curve.settings)
+        return min(filter(None, (followed, counted, imported)), default=None)
 
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
         """Keep the results of evaluations, to be told. A step shows that the workers have loaded."""

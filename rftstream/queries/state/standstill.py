@@ -166,7 +166,10 @@ def _who(movement: Movement, role: str) -> str:
     if alive := movement.alive.get(role, 0):
         return f" ({alive:,} alive)"
     if role in movement.hosts:
-        return f" on {movement.hosts[role]}, which is not asked from here"
+        return (
+            f" on {movement.hosts[role]}, which is not asked from here (if it is lost, "
+            f"`rftstream worker --role {role}` takes the role over)"
+        )
     if movement.expected.get(role, 0):
         if there := [name for name in movement.silent if name.startswith(f"{role}-")]:
             return f", and {there[0]} does not answer: it hangs or is stopped; `run` starts another after `kill -9`"
@@ -254,7 +257,9 @@ def look_at_movement(
         expected=expected_workers(config),
         published=[(step.name.version, max(step.recorded_at, began_at or 0.0)) for step in steps if step.announced],
         taken=max(versions, default=None),
-        hosts={} if elsewhere is None else elsewhere.holders,
+        hosts={worker.role: worker.held_at for worker in workers if worker.held_at}
+        if elsewhere is None
+        else elsewhere.holders,
         sampled=sampled,
     )
 

@@ -87,7 +87,7 @@ def read_status(
     doing("who is at work, and what moves")
     elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
-    planned = steps_of(run, control.manifest, history.resumes, history.current)
+    planned = steps_of(run, control, history.resumes, history.current)
     state, workers = state_of(control, goes_on), ask_workers_of(run, control, live=live)
     used, movement = disk_bytes(run.folder), None
     if state in ("running", "draining") or (state == "stopped" and any(worker.health for worker in workers)):

@@ -41,6 +41,8 @@ class WorkerStatus:
     """False for a worker on another host that only its own host can ask, and for one without a port."""
     gone: bool = False
     """Whether nobody is at its port on this machine: it was killed, and has not been started again."""
+    held_at: str = ""
+    """Another host, where the role of a worker without a port has been taken over; "" if it was not."""
 
     @property
     def role(self) -> str:
@@ -70,8 +72,16 @@ def ask_workers_of(run: OpenRun, control: ControlView, *, live: bool) -> tuple[W
         return found
     known, host = {worker.process for worker in found}, socket.gethostname()
     expected = (f"{role}-{index}" for role, count in expected_workers(run.config).items() for index in range(count))
+    away = {role: claim.host for role, claim in control.claims.items() if claim.host not in ("", host)}
     starting = [
-        WorkerStatus(process=process, port=None, host=host, health=None, asked=False)
+        WorkerStatus(
+            process=process,
+            port=None,
+            host=host,
+            health=None,
+            asked=False,
+            held_at=away.get(process.partition("-")[0], ""),
+        )
         for process in expected
         if process not in known
     ]
@@ -205,7 +215,7 @@ def worker_sentence(worker: WorkerStatus, now: float, heard: Mapping[str, Sequen
     """Return `health_sentence` for a worker, or that it starts, or that it is on another host, and whether the log
     hears it there."""
     if worker.port is None:
-        return "starting"
+        return f"not at work here: {worker.held_at} has the role" if worker.held_at else "starting"
     if worker.gone:
         return "gone: it was killed, and is not started again so far"
     if worker.asked:

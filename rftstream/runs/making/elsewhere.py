@@ -4,14 +4,16 @@ Where these say otherwise, a run of 3,000 steps would end at once on a host whos
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from rftstream.config.loader import from_toml, replace, to_toml
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.control import Claim, RunManifest
+from rftstream.contracts.control import Claim
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.versions import StepRecord
@@ -20,6 +22,7 @@ from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.making.scoring_settings import is_of_a_reward, is_of_an_environment
 from rftstream.runs.manifest import changed_in_text
 from rftstream.runs.observer import Observer
+from rftstream.service.control_view import ControlView
 from rftstream.transport.base import Transport
 
 _COMPARED = ("run.", "stages.", "sampling.", "feeder.", "buffer.", "trainer.", "algorithms.", "retention.")
@@ -55,17 +58,26 @@ def settings_on_log(transport: Transport) -> OnLog:
 
 def _steps_in(text: str, config: RunConfig) -> int | None:
     """Return the steps that settings of the log say; those of `config` if the settings cannot be read."""
+    found = _parsed(text) if text else None
+    return config.steps if found is None else found.steps
+
+
+@lru_cache(maxsize=2)
+def _parsed(text: str) -> RunConfig | None:
+    """Return settings of the log; None if they cannot be read. A progress view asks several times a second."""
     with suppress(ConfigError):
-        return from_toml(text).steps if text else config.steps
-    return config.steps
+        return from_toml(text)
+    return None
 
 
 def steps_of(
-    run: OpenRun, manifest: RunManifest | None, resumes: Sequence[StepRecord], current: StepRecord | None
+    run: OpenRun, control: ControlView, resumes: Sequence[StepRecord], current: StepRecord | None
 ) -> int | None:
-    """Return the version at which a run ends. A host without the run folder has but its own run files. Of `resumes`
-    those may be missing that a glance at a long run passes over, also the start of the trainer of `current`."""
-    if run.folder.exists() or manifest is None:
+    """Return the version at which a run ends. A host without the run folder has but its own run files, and a trainer on
+    another host goes by its own. Of `resumes` those may be missing that a glance at a long run passes over, also the
+    start of the trainer of `current`."""
+    manifest = control.manifest
+    if manifest is None or (run.folder.exists() and not _trains_elsewhere(control)):
         return run.config.steps
     newest = resumes[-1] if resumes else None
     if current is None or current.name.trainer_epoch == 1:
@@ -75,6 +87,17 @@ def steps_of(
     else:
         text = settings_on_log(run.transport).settings
     return _steps_in(text, run.config)
+
+
+def steps_followed(config: RunConfig, control: ControlView, settings: str) -> int | None:
+    """Return the version at which a run ends that is supervised here. `settings`: those that its newest trainer wrote;
+    if it is on another host, it goes by these."""
+    return _steps_in(settings, config) if _trains_elsewhere(control) else config.steps
+
+
+def _trains_elsewhere(control: ControlView) -> bool:
+    claim = control.claims.get(RoleName.trainer)
+    return claim is not None and claim.host not in ("", socket.gethostname())  # "": known by its steps alone
 
 
 def way_on(folder: str) -> str:

@@ -233,6 +233,9 @@ def test_a_successor_on_another_machine_is_not_waited_for_after_the_end(tmp_path
     stage.exit("buffer-0", 5)
     stage.poll(100)
     assert not stage.supervisor.all_left
+    (said,) = (text for text in stage.said if "cannot be seen from here" in text)
+    assert "buffer-0: b has the role, on elsewhere," in said
+    assert "`rftstream worker --role buffer` here takes it back" in said
     stage.finish()
     stage.poll(2)
     assert stage.supervisor.all_left

@@ -57,7 +57,8 @@ def test_a_run_that_moves(moved_at: float | None) -> None:
     ({"alive": without("feeder")},
      "nothing waits on any topic, the feeder admits no task, and no feeder is alive"),
     ({"waiting": {"tasks": 2, "batches": 1}, "alive": {"explorer": 2}, "hosts": {"trainer": "n1", "feeder": "n2"}},
-     "1 batch waits for the trainer on n1, which is not asked from here; 2 tasks wait for an explorer (2 alive); "
+     "1 batch waits for the trainer on n1, which is not asked from here (if it is lost, "
+     "`rftstream worker --role trainer` takes the role over); 2 tasks wait for an explorer (2 alive); "
      "no verifier is alive; no buffer is alive"),
     ({"waiting": {"tasks": 2}, "alive": without("trainer")},
      "2 tasks wait for an explorer (2 alive); no trainer is alive"),

@@ -28,7 +28,14 @@ from rftstream.queries.state import elsewhere
 from rftstream.queries.state.elsewhere import held_elsewhere, nobody_at_work, reached_here_alone
 from rftstream.queries.state.status_reading import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
-from rftstream.runs.making.elsewhere import FilesHere, TrainersElsewhere, check_end, check_resumed, steps_of
+from rftstream.runs.making.elsewhere import (
+    FilesHere,
+    TrainersElsewhere,
+    check_end,
+    check_resumed,
+    steps_followed,
+    steps_of,
+)
 from rftstream.runs.manifest import data_digests, make_manifest
 from tests.unit.synthetic import SyntheticLog
 from tests.waiting import wait_until
@@ -75,7 +82,7 @@ def test_what_the_newest_trainer_works_by_counts(run: OpenRun, tmp_path: Path) -
     assert check_end(run.transport, config_of(tmp_path, 3), "sums") == [], "it was told to end there"
     found = read_status(run)
     assert found.num_steps == 3
-    passed_over = steps_of(run, found.control.manifest, (), found.history.current)
+    passed_over = steps_of(run, found.control, (), found.history.current)
     assert passed_over == 3, "a glance at a long run does not see the start of its newest trainer"
 
 
@@ -230,6 +237,20 @@ def test_the_status_has_the_steps_of_the_log_and_proposes_what_works_here(run: O
     assert "resume` of its run files" in read_status(run).to_text()
     run.folder.config_file.touch()
     assert f"`rftstream resume {run.folder.path}` goes on" in read_status(run).to_text()
+
+
+def test_the_steps_of_a_trainer_on_another_host_count_where_the_run_was_made(run: OpenRun, tmp_path: Path) -> None:
+    log = SyntheticLog(run.transport)
+    run.folder.config_file.touch()
+    settings = loader.to_toml(config_of(tmp_path, 5))
+    log.trained[3] = 3
+    log.step(3, epoch=2, resumed=True, config=settings)
+    assert read_status(run).num_steps == 2, "as its own config.toml says"
+    for epoch, of_host, steps in ((2, socket.gethostname(), 2), (3, "gpu-2", 5)):
+        claim = Claim(role="trainer", epoch=epoch, host=of_host, pid=2**30, process="trainer-0", claimed_at=time.time())
+        log.put("control", claim)
+        found = read_status(run)
+        assert (found.num_steps, steps_followed(run.config, found.control, settings)) == (steps, steps)
 
 
 def test_who_resumes_is_told_of_roles_that_another_host_holds(run: OpenRun) -> None:
