@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rftstream.config.data_pipelines.pipelines import operator_places
-from rftstream.config.loader import sampling_for
 from rftstream.config.sections import RunConfig
-from rftstream.data.operators.base import Draw, Problems, RunProblems
+from rftstream.data.operators.base import Problems, RunProblems
+from rftstream.data.operators.counts import draws
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
@@ -33,20 +33,9 @@ def skipped_problems(config: RunConfig) -> dict[str, frozenset[int]]:
         return {}
     tasksets = {name: open_taskset(name, section, config) for name, section in config.tasksets.items()}
     pipeline = TaskPipeline.of(config, all_problems(config, tasksets))
-    skipped = {}
-    for name, taskset in tasksets.items():
-        sampling = sampling_for(config, config.tasksets[name].sampling, where=f"tasksets.{name}.sampling")
-        draws = (
-            Draw(
-                group_id=f"{name}/0/{index}/0",
-                taskset=name,
-                taskset_pass=0,
-                index=index,
-                problem=taskset.problem(index),
-                sampling=sampling,
-                group_size=config.feeder.group_size,
-            )
-            for index in range(len(taskset))
+    return {
+        name: frozenset(
+            draw.index for draw in draws(config, name, taskset, range(len(taskset))) if pipeline.skips_always(draw)
         )
-        skipped[name] = frozenset(draw.index for draw in draws if pipeline.skips_always(draw))
-    return skipped
+        for name, taskset in tasksets.items()
+    }
